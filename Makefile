@@ -1,0 +1,72 @@
+# make help   lists the targets. Each target first brings .venv up to date, which takes no time when it is.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+EXTRAS := workflow,hf,tensorboard,test
+
+.PHONY: help setup tables test bench lock clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(READY)  ## create .venv with the exact versions of requirements.lock
+
+tables: $(READY)  ## compute every table and figure of config/demo.yaml
+	$(BIN)/snakemake --cores all tables figures
+
+test: $(READY)  ## lint, type check, then the whole test suite
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/basedpyright
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
+	$(BIN)/python -m benchmarks --out results/bench/bench.json
+
+# Runs $(1) with PYTHON set to a Python 3.11 that can make a virtual environment, or says what is missing.
+define with_python
+	@PYTHON=; \
+	for candidate in python3.11 python3 python; do \
+	    if $$candidate -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2> /dev/null; then \
+	        PYTHON=$$candidate; break; \
+	    fi; \
+	done; \
+	if [ -z "$$PYTHON" ]; then \
+	    echo "make: this project runs on Python 3.11 and neither python3.11 nor python3 is one: install it" \
+	        "and put it on PATH" >&2; exit 1; \
+	fi; \
+	if ! "$$PYTHON" -c 'import ensurepip, venv' 2> /dev/null; then \
+	    echo "make: $$PYTHON cannot make virtual environments (no ensurepip): install its venv package;" \
+	        "on Debian and Ubuntu, apt-get install python3.11-venv" >&2; exit 1; \
+	fi; \
+	$(1)
+endef
+
+$(READY): requirements.lock pyproject.toml
+	$(call with_python,"$$PYTHON" -m venv $(VENV))
+	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
+	@touch $@
+
+# torch's accelerator packages are left out: they come with the build of torch that a machine installs.
+lock:  ## pin anew, in requirements.lock, what the bounds of pyproject.toml admit
+	@rm -rf build/lock && mkdir -p build
+	$(call with_python,"$$PYTHON" -m venv build/lock)
+	build/lock/bin/python -m pip install --quiet ".[$(EXTRAS)]"
+	{ sed '/^#/!d' requirements.lock; \
+	  build/lock/bin/python -m pip freeze --all --exclude pip --exclude wheel --exclude tapernorm \
+	    | sed 's/+.*//' | grep -viE '^(nvidia|cuda|triton)'; } > build/requirements.lock
+	mv build/requirements.lock requirements.lock
+	rm -rf build/lock
+
+clean:  ## remove .venv, builds and caches; results/, figures/ and .snakemake/ stay
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,59 @@
+# Table 1 and Figures 1-2 of the paper:   snakemake --cores all tables figures
+# A single one of them:                   snakemake --cores all figure2
+# Another scale (targets come first):     snakemake --cores all tables --configfile config/paper.yaml
+import os
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version, validate
+
+from tapernorm import config as settings
+from tapernorm.config import canonical_json
+
+min_version("9.0")
+
+
+configfile: "config/demo.yaml"
+
+
+try:
+    RUN = settings.parse(settings.Config, config, "the config")
+except settings.ConfigError as error:
+    raise WorkflowError(str(error)) from None
+# The same rules again as JSON schema, exported from that model; editors check YAML files against it.
+validate(config, "workflow/schemas/config.schema.json", set_default=False)
+
+# Jobs find `tapernorm` beside the Python that runs Snakemake, activated or not.
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ["PATH"]]
+)
+
+RESULTS = f"results/{RUN.run}"
+FIGURES = f"figures/{RUN.run}"
+LOGS = f"{RESULTS}/logs"
+
+
+wildcard_constraints:
+    variant="[a-z_]+",
+    width=r"\d+",
+    seed=r"\d+",
+
+
+include: "workflow/rules/data.smk"
+include: "workflow/rules/pretrain.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        rules.tables.input,
+        rules.figures.input,
+
+
+onstart:
+    print(
+        f"{RUN.run}: {len(RUN.pretrain_cells())} training jobs. {RUN.caption}",
+        file=sys.stderr,
+    )

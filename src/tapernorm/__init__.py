@@ -1,0 +1,45 @@
+"""Gated removal of normalization from pre-norm Transformers (TaperNorm, arXiv 2602.10408v2).
+
+Importing the package is instant and imports no torch; each name below loads its module on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .models.llama import Decoder
+    from .models.store import load
+    from .norms import LayerNorm, RMSNorm
+    from .schedule import GateSchedule, gate_at, lr_at
+    from .taper import Taper, attach
+
+_HOME = {
+    "Decoder": "models.llama",
+    "GateSchedule": "schedule",
+    "LayerNorm": "norms",
+    "RMSNorm": "norms",
+    "Taper": "taper",
+    "attach": "taper",
+    "gate_at": "schedule",
+    "load": "models.store",
+    "lr_at": "schedule",
+}
+__all__ = [
+    "Decoder",
+    "GateSchedule",
+    "LayerNorm",
+    "RMSNorm",
+    "Taper",
+    "attach",
+    "gate_at",
+    "load",
+    "lr_at",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tapernorm' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

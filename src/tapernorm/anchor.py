@@ -1,0 +1,49 @@
+"""The pre-logit scale and the fixed-target loss that anchors it (method.md section 5)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .norms import norm_scale
+
+
+class ScaleProbe(nn.Module):
+    """Keeps the last pre-logit residual stream h (B, T, D): the input of the final norm.
+
+    It lives inside the final norm, so that it is copied and moved with the model.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: Tensor | None = None
+
+    @classmethod
+    def on(cls, final_norm: nn.Module) -> "ScaleProbe":
+        """The probe of `final_norm`, installed on first use."""
+        if "probe" not in final_norm._modules:
+            final_norm.probe = cls()
+            final_norm.register_forward_pre_hook(_keep_hidden)
+        probe = final_norm.get_submodule("probe")
+        assert isinstance(probe, cls)
+        return probe
+
+    def scale(self, final_norm: nn.Module) -> Tensor:
+        """s of every token of the last forward pass, (B, T, 1), in float32 or wider."""
+        if self.hidden is None:
+            raise RuntimeError("no forward pass yet: the pre-logit scale is that of the last one")
+        h = self.hidden
+        return norm_scale(final_norm, h.to(torch.promote_types(h.dtype, torch.float32)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "hidden": None}  # an activation is no state, and cannot be deep-copied
+
+
+def _keep_hidden(final_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+    probe: Any = final_norm.probe
+    probe.hidden = args[0]
+
+
+def fixed_target_loss(scale: Tensor, target: Tensor) -> Tensor:
+    """E_{b,t} (s - s_tgt)^2 of scales (B, T, 1); the anchor of section 5 before its weight lambda."""
+    return (scale - target).square().mean()

@@ -1,0 +1,56 @@
+"""Timing that can be believed: arms interleaved in rounds, raw samples kept, ratios paired by round."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Samples = dict[str, list[float]]  # arm -> seconds per round
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median with a 95 % interval and the number of samples behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def interleave(
+    arms: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Samples:
+    """Time every arm once per round, after `warmup` untimed rounds; the order turns by one each round.
+
+    An arm must end synchronised with its device. Returns seconds per call.
+    """
+    names = list(arms)
+    samples: Samples = {name: [] for name in names}
+    for index in range(-warmup, rounds):
+        shift = index % len(names)
+        for name in names[shift:] + names[:shift]:
+            began = clock()
+            arms[name]()
+            if index >= 0:
+                samples[name].append(clock() - began)
+    return samples
+
+
+def paired_speedup(samples: Samples, arm: str, baseline: str, *, resamples: int = 2000, seed: int = 0) -> Interval:
+    """Speed of `arm` relative to `baseline`: median over rounds of time(baseline)/time(arm), bootstrap interval."""
+    ratios = [b / a for a, b in zip(samples[arm], samples[baseline], strict=True)]
+    return bootstrap_median(ratios, resamples=resamples, seed=seed)
+
+
+def bootstrap_median(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> Interval:
+    """Median of `values` with its percentile-bootstrap 95 % interval."""
+    draw = random.Random(seed)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
+    low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples)]
+    return Interval(statistics.median(values), low, high, len(values))

@@ -1,0 +1,23 @@
+"""Buffers that keep their precision when a model is moved to a narrower dtype."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+
+class WideBuffers(nn.Module):
+    """A module whose own floating buffers may be widened by `.to()` and `.double()`, never narrowed.
+
+    Gates, statistics and rotary angles must survive `model.bfloat16()` unrounded.
+    """
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        before: dict[str, Any] = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype.itemsize < old.dtype.itemsize:
+                self._buffers[name] = old.to(new.device)
+        return self

@@ -1,0 +1,59 @@
+"""Running means behind the calibration constants c and the scale target s_tgt (method.md sections 4 and 5).
+
+The forward pass only adds sums over its batch to preallocated buffers. The EMA step, once per
+optimizer step, divides by the count, so neither gradient accumulation nor a second pass under
+activation checkpointing changes the value that enters it.
+"""
+
+import torch
+
+from .buffers import WideBuffers
+
+
+class RunningMean(WideBuffers):
+    """Bias-corrected EMA of batch means of `size` quantities, kept in float32 or wider.
+
+    ema <- (1 - m) ema + m mean(batch), from 0; `value()` is ema / (1 - (1 - m)^n) after n updates.
+    """
+
+    sums: torch.Tensor  # (size,) over the current optimizer step
+    count: torch.Tensor  # () tokens in `sums`
+    ema: torch.Tensor  # (size,)
+    updates: torch.Tensor  # () n
+
+    def __init__(self, size: int, rate: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        if not 0 < rate <= 1:
+            raise ValueError(f"EMA rate must lie in (0, 1], got {rate}")
+        self.rate = rate
+        wide = torch.promote_types(dtype, torch.float32)
+        for name, shape in {"sums": (size,), "count": (), "ema": (size,), "updates": ()}.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=wide, device=device), persistent=False)
+
+    def add(self, sums: torch.Tensor, count: int) -> None:
+        """Add the sums (size,) of a micro-batch of `count` tokens."""
+        self.sums.add_(sums)
+        self.count.add_(count)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """One EMA step over everything added since the last one; without additions, nothing happens."""
+        if self.count == 0:
+            return
+        self.ema.mul_(1 - self.rate).add_(self.sums / self.count, alpha=self.rate)
+        self.updates.add_(1)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was added since the last update."""
+        self.sums.zero_()
+        self.count.zero_()
+
+    def value(self) -> torch.Tensor:
+        """The bias-corrected means (size,); NaN before the first update."""
+        return self.ema / (1 - (1 - self.rate) ** self.updates)
+
+
+def least_squares_c(means: torch.Tensor) -> torch.Tensor:
+    """c* = E[||v||^2 / s] / E[||v||^2] from those two means, v = centred h times gamma, s its scale (section 4)."""
+    return means[0] / means[1]

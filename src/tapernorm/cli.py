@@ -1,0 +1,240 @@
+"""`tapernorm VERB`: each verb parses its arguments, loads, calls one function of the library, and writes.
+
+Heavy imports stay inside the verbs: `tapernorm --help` must be instant.
+"""
+
+import argparse
+import errno
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from . import __version__
+from .config import (
+    VARIANTS,
+    Config,
+    CorpusJob,
+    HardwareConfig,
+    PretrainJob,
+    ReportJob,
+    Strict,
+    TokenizerJob,
+    TokensJob,
+    json_schema,
+    load_config,
+    parse,
+)
+from .errors import UserError
+
+Job = TypeVar("Job", bound=Strict)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; 0 on success, 2 with a one-line message for what the user can mend, 130 on Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.verb(arguments)
+    except UserError as error:
+        print(f"tapernorm: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        print(f"tapernorm: {error}; earlier results are intact, the same command goes on from here", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tapernorm: interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def corpus(arguments: argparse.Namespace) -> None:
+    from .data.corpora import build_corpus
+
+    build_corpus(_job(arguments, CorpusJob, Config.corpus_job), arguments.out)
+
+
+def tokenizer(arguments: argparse.Namespace) -> None:
+    from .data.tokenizer import train_tokenizer
+
+    train_tokenizer(_job(arguments, TokenizerJob, Config.tokenizer_job), arguments.corpus, arguments.out)
+
+
+def tokens(arguments: argparse.Namespace) -> None:
+    from .data.tokens import write_tokens
+
+    job = _job(arguments, TokensJob, Config.tokens_job)
+    write_tokens(arguments.corpus, arguments.tokenizer, arguments.out, job.context)
+
+
+def pretrain(arguments: argparse.Namespace) -> None:
+    def job_of(config: Config) -> PretrainJob:
+        missing = [f"--{name}" for name in ("variant", "width", "seed") if getattr(arguments, name) is None]
+        if missing:
+            raise UserError(f"pretrain --config needs {', '.join(missing)}: which job of the run is meant")
+        return config.pretrain_job(arguments.variant, arguments.width, arguments.seed)
+
+    job = _job(arguments, PretrainJob, job_of)
+    hardware = _hardware(arguments)
+
+    from .pretrain import pretrain
+
+    result = pretrain(job, arguments.tokens, arguments.out, hardware)
+    score = result["values"]
+    print(f"valid_ce {score['valid_ce']['value']:.4f} nats/token, {score['bits_per_byte']['value']:.4f} bits/byte")
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    from .data.tokens import TokenStream
+    from .evaluate import evaluate
+    from .files import write_json
+    from .models.store import load
+    from .train import pick_device
+
+    device = pick_device(arguments.device)
+    model = load(arguments.model).to(device)
+    stream = TokenStream.open(arguments.tokens, arguments.split)
+    score = evaluate(
+        model,
+        stream.tokens,
+        text_bytes=stream.split["bytes"],
+        context=model.config.context,
+        batch=arguments.batch,
+        device=device,
+    )
+    report = {"ce_nats_per_token": score.ce, "bits_per_byte": score.bits_per_byte, "tokens": score.tokens}
+    if arguments.out:
+        write_json(arguments.out, report)
+    print(json.dumps(report))
+
+
+def rows(arguments: argparse.Namespace) -> None:
+    from .report import rows
+
+    rows.write(*rows.collect(arguments.results, run=arguments.run), arguments.out)
+
+
+def table(arguments: argparse.Namespace) -> None:
+    from .report import rows, table, tables
+
+    job = _job(arguments, ReportJob, Config.report_job)
+    results, _ = rows.read(arguments.rows)
+    make = {"table1": tables.table1}[arguments.name]
+    table.write(make(results, run=job.run, caption=job.caption, labels=job.labels), arguments.out)
+
+
+def figure(arguments: argparse.Namespace) -> None:
+    from .report import figures, rows
+
+    job = _job(arguments, ReportJob, Config.report_job)
+    _, curves = rows.read(arguments.rows)
+    make = {"figure1a": figures.figure1a, "figure1b": figures.figure1b, "figure2": figures.figure2}[arguments.name]
+    figures.save(*make(curves, run=job.run, caption=job.caption, labels=job.labels), arguments.out / arguments.name)
+
+
+def schema(arguments: argparse.Namespace) -> None:
+    from .files import write_text
+
+    write_text(arguments.out, json_schema())
+
+
+def _job(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config], Job]) -> Job:
+    """The job given as JSON, or cut from the config file."""
+    if arguments.job is not None:
+        if arguments.set:
+            raise UserError("--set changes a --config file; it does nothing to a --job")
+        return parse(kind, _json(arguments.job, "--job"), "--job")
+    return cut(load_config(arguments.config, arguments.set))
+
+
+def _hardware(arguments: argparse.Namespace) -> HardwareConfig:
+    if arguments.hardware is not None:
+        hardware = parse(HardwareConfig, _json(arguments.hardware, "--hardware"), "--hardware")
+    elif arguments.config is not None:
+        hardware = load_config(arguments.config, arguments.set).hardware
+    else:
+        raise UserError("pretrain --job needs --hardware: the hardware section of a config, as JSON")
+    return hardware.model_copy(update={"threads": arguments.threads}) if arguments.threads else hardware
+
+
+def _json(text: str, option: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{option} is not JSON ({error}): quote it as one argument") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tapernorm",
+        description="Gated removal of normalization from pre-norm Transformers (arXiv 2602.10408). "
+        "Each verb is one step of the pipeline; `snakemake` runs them all.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    def verb(run: Callable[[argparse.Namespace], None], summary: str) -> argparse.ArgumentParser:
+        made = verbs.add_parser(run.__name__, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        made.set_defaults(verb=run)
+        return made
+
+    def configured(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        source = made.add_mutually_exclusive_group(required=True)
+        source.add_argument("--config", metavar="FILE", help="config of a run, such as config/demo.yaml")
+        source.add_argument(
+            "--job", metavar="JSON", help="exactly the settings of this job, as the workflow gives them"
+        )
+        made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
+        return made
+
+    def folders(made: argparse.ArgumentParser, **options: str) -> None:
+        for name, what in options.items():
+            made.add_argument(f"--{name}", metavar="DIR", type=Path, required=True, help=what)
+
+    made = configured(verb(corpus, "read the text, split it, and write its documents with a manifest"))
+    folders(made, out="folder for train.jsonl, valid.jsonl and manifest.json")
+
+    made = configured(verb(tokenizer, "train a SentencePiece tokenizer on the training split"))
+    folders(made, corpus="folder written by `tapernorm corpus`", out="folder for tokenizer.model and manifest.json")
+
+    made = configured(verb(tokens, "encode both splits into memory-mapped token streams"))
+    folders(made, corpus="folder written by `tapernorm corpus`", tokenizer="folder written by `tapernorm tokenizer`")
+    folders(made, out="folder for train.bin, valid.bin and manifest.json")
+
+    made = configured(verb(pretrain, "train one model of the run, or resume it, and score it at g = 0"))
+    made.add_argument("--variant", choices=VARIANTS, help="with --config: which variant")
+    made.add_argument("--width", type=int, metavar="D", help="with --config: which d_model")
+    made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
+    folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
+    made.add_argument("--hardware", metavar="JSON", help="with --job: the hardware section of a config")
+    made.add_argument("--threads", type=int, metavar="N", help="CPU threads, in place of hardware.threads")
+
+    made = verb(evaluate, "score a finished model on a token stream")
+    folders(made, model="run folder of `tapernorm pretrain`", tokens="folder written by `tapernorm tokens`")
+    made.add_argument("--split", default="valid", choices=("train", "valid"))
+    made.add_argument("--batch", type=int, default=16, metavar="N", help="windows per forward pass")
+    made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    made.add_argument("--out", type=Path, metavar="FILE", help="also write the scores there, as JSON")
+
+    made = verb(rows, "gather finished runs into tidy CSV files")
+    made.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="result.json files")
+    made.add_argument("--run", required=True, help="name of the run")
+    folders(made, out="folder for results.csv and curves.csv")
+
+    made = configured(verb(table, "write a table as CSV, Markdown and LaTeX"))
+    made.add_argument("name", choices=("table1",))
+    folders(made, rows="folder written by `tapernorm rows`", out="folder for the table")
+
+    made = configured(verb(figure, "draw a figure as PDF and PNG, with the CSV that it draws"))
+    made.add_argument("name", choices=("figure1a", "figure1b", "figure2"))
+    folders(made, rows="folder written by `tapernorm rows`", out="folder for the figure")
+
+    made = verb(schema, "write the JSON schema that every config is validated against")
+    made.add_argument("--out", type=Path, required=True, metavar="FILE")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

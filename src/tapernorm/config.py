@@ -1,0 +1,434 @@
+"""The one description of a run: strict, frozen models that config/*.yaml and the JSON schema both follow.
+
+A `Config` describes a whole run. The workflow cuts from it one small *job* per rule (`CorpusJob`,
+`PretrainJob`, ...), holding exactly what defines that rule's numbers, so that a change of a setting
+reruns what depends on it and nothing else. Hardware is not part of a job.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from .errors import UserError
+
+Variant = Literal["baseline", "internal", "internal_aux", "all", "all_aux"]
+VARIANTS: tuple[Variant, ...] = ("baseline", "internal", "internal_aux", "all", "all_aux")
+VARIANT_LABELS: dict[str, str] = {
+    "baseline": "Baseline",
+    "internal": "Internal-Taper",
+    "internal_aux": "Internal-Taper (+aux)",
+    "all": "All-Taper",
+    "all_aux": "All-Taper (+aux)",
+}
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveInt = Annotated[int, Field(gt=0)]
+Items = TypeVar("Items", bound=Sequence[Any])
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class ConfigError(UserError):
+    """A setting is unknown, missing or impossible; the message names it, the rule and the remedy."""
+
+
+class Strict(BaseModel):
+    """Base of every model here: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataConfig(Strict):
+    """Which text is read, and how it is split."""
+
+    source: Literal["web", "tinystories", "text"]
+    files: tuple[str, ...]  # text: paths or globs of .txt, .jsonl or .parquet files; empty for other sources
+    field: str  # text: the key of a JSON line, the column of a Parquet file
+    valid_fraction: Annotated[float, Field(gt=0, lt=1)]  # share of documents, by hash; TinyStories keeps its own
+
+    @model_validator(mode="after")
+    def _files_go_with_text(self) -> Self:
+        if (self.source == "text") != bool(self.files):
+            raise ValueError(
+                f"data.files has {len(self.files)} entries and data.source is {self.source!r}: "
+                "name files for source 'text', and leave the list empty for any other source"
+            )
+        return self
+
+
+class TokenizerConfig(Strict):
+    """SentencePiece, lossless on any text."""
+
+    vocab_size: Annotated[int, Field(ge=260)]  # pieces, the 256 bytes and 2 special ids included
+    model_type: Literal["bpe", "unigram"]
+    max_documents: PositiveInt | None  # train on this many, drawn by hash over the whole split; null: on all
+    literal_u2581: Literal["refuse", "as_space"]  # U+2581 is SentencePiece's own space mark and decodes to a space
+
+
+class ModelConfig(Strict):
+    """The decoder of every width (method.md section 8)."""
+
+    n_layer: PositiveInt
+    n_head: PositiveInt
+    n_kv_head: PositiveInt
+    context: Annotated[int, Field(ge=2)]  # tokens
+    norm: Literal["rmsnorm", "layernorm"]
+    norm_eps: Annotated[float, Field(gt=0)]
+    rope_theta: Annotated[float, Field(gt=0)]
+    tie_head: bool
+
+
+class WidthConfig(Strict):
+    """One width of the study, with its own training length and variants."""
+
+    d_model: PositiveInt
+    d_ff: PositiveInt  # SwiGLU hidden width
+    label: str  # how the paper names the size, or the width itself
+    steps: Annotated[int, Field(ge=2)]  # optimizer steps
+    variants: tuple[Variant, ...]
+
+
+class TrainConfig(Strict):
+    """Optimisation (section 9) and bookkeeping of a training run."""
+
+    batch: PositiveInt  # windows of `context` tokens per optimizer step
+    lr: Annotated[float, Field(gt=0)]  # peak
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)]  # of the steps, linear; then cosine to zero
+    betas: tuple[Fraction, Fraction]
+    adam_eps: Annotated[float, Field(gt=0)]
+    weight_decay: Annotated[float, Field(ge=0)]
+    clip_norm: Annotated[float, Field(gt=0)]  # global gradient norm
+    precision: Literal["float32", "bf16"]  # bf16: autocast, weights stay float32
+    log_every: PositiveInt  # steps
+    eval_every: Annotated[int, Field(ge=0)]  # steps; 0: at the end only
+    checkpoint_every: PositiveInt  # steps
+
+
+class TaperConfig(Strict):
+    """Gate, calibration and scale loss (sections 3-5)."""
+
+    start_fraction: Annotated[float, Field(gt=0, lt=1)]  # of the steps
+    end_fraction: Annotated[float, Field(gt=0, le=1)]  # of the steps; 1.0 is the paper
+    ema_rate: Annotated[float, Field(gt=0, le=1)]  # m
+    anchor_weight: Annotated[float, Field(ge=0)]  # lambda of the "+aux" variants
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.end_fraction <= self.start_fraction:
+            raise ValueError(
+                f"taper.end_fraction ({self.end_fraction}) must lie after taper.start_fraction ({self.start_fraction})"
+            )
+        return self
+
+
+class HardwareConfig(Strict):
+    """What a job runs on. Never part of a job's identity: changing it reruns nothing."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    threads: PositiveInt  # CPU threads of one training job
+    compile: bool  # torch.compile of the training step
+    micro_batch: PositiveInt | None  # windows per forward pass; null: the whole batch at once
+    tensorboard: bool  # event files beside the JSON lines
+
+
+class Assumption(Strict):
+    """A choice that the paper's text does not give."""
+
+    setting: str | None  # dotted path into this config; null: fixed in the code
+    assumed: Literal[True]
+    reason: str
+
+
+class Config(Strict):
+    """One run of the whole pipeline."""
+
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # folder name under results/ and figures/
+    caption: str  # printed under every table and figure of the run: what scale this is
+    seeds: tuple[Annotated[int, Field(ge=0)], ...]
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    model: ModelConfig
+    widths: tuple[WidthConfig, ...]
+    train: TrainConfig
+    taper: TaperConfig
+    hardware: HardwareConfig
+    assumptions: tuple[Assumption, ...]
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        return _distinct("seeds", seeds)
+
+    @field_validator("widths")
+    @classmethod
+    def _widths_differ(cls, widths: tuple[WidthConfig, ...]) -> tuple[WidthConfig, ...]:
+        _distinct("widths' d_model", [w.d_model for w in widths])
+        for width in widths:
+            _distinct(f"variants at d_model {width.d_model}", width.variants)
+        return widths
+
+    @model_validator(mode="after")
+    def _every_job_is_possible(self) -> Self:
+        for width in self.widths:
+            for variant in width.variants:
+                self.pretrain_job(variant, width.d_model, self.seeds[0])
+        return self
+
+    @model_validator(mode="after")
+    def _assumptions_name_settings(self) -> Self:
+        for assumption in self.assumptions:
+            if assumption.setting is not None and not _has_setting(self, assumption.setting.split(".")):
+                raise ValueError(f"assumptions: {assumption.setting!r} names no setting of this config")
+        return self
+
+    @property
+    def widest(self) -> WidthConfig:
+        return max(self.widths, key=lambda w: w.d_model)
+
+    def width(self, d_model: int) -> WidthConfig:
+        for width in self.widths:
+            if width.d_model == d_model:
+                return width
+        raise ConfigError(f"no width {d_model} in this config; it has {[w.d_model for w in self.widths]}")
+
+    def corpus_job(self) -> "CorpusJob":
+        return CorpusJob(data=self.data)
+
+    def tokenizer_job(self) -> "TokenizerJob":
+        return TokenizerJob(tokenizer=self.tokenizer)
+
+    def tokens_job(self) -> "TokensJob":
+        return TokensJob(context=self.model.context)
+
+    def report_job(self) -> "ReportJob":
+        labels = {width.d_model: width.label for width in self.widths}
+        return ReportJob(run=self.run, caption=self.caption, labels=labels)
+
+    def pretrain_job(self, variant: Variant, d_model: int, seed: int) -> "PretrainJob":
+        """The job of one (variant, width, seed), holding only what that variant reads."""
+        width = self.width(d_model)
+        tapered = variant != "baseline"
+        anchored = variant.endswith("_aux")
+        return PretrainJob(
+            variant=variant,
+            seed=seed,
+            steps=width.steps,
+            model=DecoderConfig(
+                d_model=width.d_model,
+                d_ff=width.d_ff,
+                vocab_size=self.tokenizer.vocab_size,
+                **self.model.model_dump(),
+            ),
+            train=self.train,
+            taper=self.taper.model_copy(update={} if anchored else {"anchor_weight": 0.0}) if tapered else None,
+        )
+
+    def pretrain_cells(self) -> list[tuple[Variant, int, int]]:
+        """Every (variant, width, seed) of the run, widest first: the long jobs start first."""
+        widths = sorted(self.widths, key=lambda w: -w.d_model)
+        return [(v, w.d_model, s) for w in widths for v in w.variants for s in self.seeds]
+
+
+class DecoderConfig(Strict):
+    """Shape of one decoder; saved as config.json beside its weights."""
+
+    vocab_size: PositiveInt
+    d_model: PositiveInt
+    n_layer: PositiveInt
+    n_head: PositiveInt
+    n_kv_head: PositiveInt
+    d_ff: PositiveInt
+    context: Annotated[int, Field(ge=2)]
+    norm: Literal["rmsnorm", "layernorm"]
+    norm_eps: Annotated[float, Field(gt=0)]
+    rope_theta: Annotated[float, Field(gt=0)]
+    tie_head: bool
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.d_model % self.n_head:
+            raise ValueError(
+                f"d_model {self.d_model} is not divisible by n_head {self.n_head}: "
+                f"choose a multiple of {self.n_head}, or fewer heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                f"head size {self.head_dim} (d_model {self.d_model} / n_head {self.n_head}) is odd, "
+                "and rotary positions turn pairs of channels: choose an even head size"
+            )
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head {self.n_head} is not divisible by n_kv_head {self.n_kv_head}")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_head
+
+
+class CorpusJob(Strict):
+    """What defines a corpus."""
+
+    data: DataConfig
+
+
+class TokenizerJob(Strict):
+    """What defines a tokenizer, its corpus apart."""
+
+    tokenizer: TokenizerConfig
+
+
+class TokensJob(Strict):
+    """What defines token streams, corpus and tokenizer apart: they must hold at least one window."""
+
+    context: Annotated[int, Field(ge=2)]
+
+
+class ReportJob(Strict):
+    """What a table or figure says about its run."""
+
+    run: str
+    caption: str
+    labels: dict[int, str]  # d_model -> label of the size
+
+
+class PretrainJob(Strict):
+    """What defines the numbers of one training run, its token stream apart."""
+
+    variant: Variant
+    seed: Annotated[int, Field(ge=0)]
+    steps: Annotated[int, Field(ge=2)]
+    model: DecoderConfig
+    train: TrainConfig
+    taper: TaperConfig | None  # None for the Baseline, which must not depend on it
+
+    @model_validator(mode="after")
+    def _taper_fits(self) -> Self:
+        if (self.taper is None) != (self.variant == "baseline"):
+            raise ValueError(f"variant {self.variant!r} and taper={self.taper} do not go together")
+        if self.taper is not None:
+            from .schedule import GateSchedule
+
+            GateSchedule.from_fractions(self.steps, self.taper.start_fraction, self.taper.end_fraction)
+        return self
+
+
+def _has_setting(node: Any, path: Sequence[str]) -> bool:
+    """Whether the models below `node`, and every item of a list, have a field at `path`."""
+    if isinstance(node, tuple):
+        return all(_has_setting(item, path) for item in node)
+    if not path:
+        return True
+    return (
+        isinstance(node, BaseModel)
+        and path[0] in type(node).model_fields
+        and _has_setting(getattr(node, path[0]), path[1:])
+    )
+
+
+def _distinct(name: str, items: Items) -> Items:
+    if not items:
+        raise ValueError(f"{name}: at least one is needed")
+    repeated = sorted({str(i) for i in items if items.count(i) > 1})
+    if repeated:
+        raise ValueError(f"{name}: {', '.join(repeated)} given twice; each may appear once")
+    return items
+
+
+def parse(model: type[Model], raw: Any, where: str) -> Model:
+    """Validate `raw` as `model`.
+
+    Raises:
+        ConfigError: with one line per fault: its place, what is wrong and, for a misspelt or
+            missing key, the valid ones.
+    """
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        faults = "\n".join("  " + _explain(model, e) for e in error.errors())
+        raise ConfigError(f"{where} is not a valid {model.__name__}:\n{faults}") from None
+
+
+def _explain(model: type[BaseModel], error: Any) -> str:
+    path = [str(p) for p in error["loc"]]
+    place = ".".join(path) or "(whole)"
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown key; valid keys here are {', '.join(_keys_at(model, path[:-1]))}"
+    if error["type"] == "missing":
+        return f"{place}: missing; the keys needed here are {', '.join(_keys_at(model, path[:-1]))}"
+    message = error["msg"].removeprefix("Value error, ")
+    given = error.get("input")
+    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool | None) else ""
+    return f"{place}: {message}{shown}"
+
+
+def _keys_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Valid keys of the nested model at `path`."""
+    current: Any = model
+    for key in path:
+        if key.isdigit():
+            continue
+        annotation = current.model_fields[key].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        current = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return sorted(current.model_fields)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML config and apply `key.path=value` overrides (values are YAML).
+
+    Raises:
+        ConfigError: the file is missing or not YAML, or a setting is invalid.
+    """
+    import yaml
+
+    try:
+        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no config file {str(path)!r}; the shipped ones are in config/") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    for override in overrides:
+        _apply_override(raw, override)
+    return parse(Config, raw, str(path))
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    import yaml
+
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {override!r}: write it as key.path=value")
+    *parents, last = key.split(".")
+    node: Any = raw
+    for name in parents:
+        node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or last not in node:
+        raise ConfigError(f"--set {override!r}: the config has no setting {key!r}")
+    node[last] = yaml.safe_load(value)
+
+
+def json_schema() -> str:
+    """JSON schema of `Config`, as workflow/schemas/config.schema.json holds it."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return json.dumps({"$schema": dialect, **Config.model_json_schema()}, indent=2) + "\n"
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces. Equal values give equal text."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """First 16 hex digits of the sha256 of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
+
+
+def paper_d_ff(d_model: int) -> int:
+    """SwiGLU width 8 round(d/3): a multiple of eight near 8d/3, deduced from the paper's size labels (section 8)."""
+    return 8 * math.floor(d_model / 3 + 0.5)

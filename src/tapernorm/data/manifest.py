@@ -1,0 +1,35 @@
+"""The manifest that lies beside every corpus, tokenizer and token stream, and says what it is."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import UserError
+from ..files import read_json
+
+SCHEMA_VERSION = 1
+
+Kind = Literal["corpus", "tokenizer", "tokens"]
+
+
+def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
+    """The manifest of `folder`, which must hold a `kind` written with this schema version.
+
+    Raises:
+        UserError: there is none, it is not JSON, or it is of another kind or schema version.
+    """
+    path = folder / "manifest.json"
+    remedy = f"make it with `tapernorm {kind} --out {folder} …`"
+    try:
+        manifest = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"no {kind} in {folder}: {path.name} is missing; {remedy}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not JSON ({error}); {remedy}") from None
+    found = manifest.get("kind") if isinstance(manifest, dict) else None
+    if found != kind:
+        raise UserError(f"{folder} holds {found!r} and a {kind!r} is needed; {remedy}")
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        version = manifest.get("schema_version")
+        raise UserError(f"{path} has schema version {version!r} and this code reads {SCHEMA_VERSION}; {remedy}")
+    return manifest

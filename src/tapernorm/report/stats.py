@@ -1,0 +1,98 @@
+"""Statistics over seeds, as pure functions of numbers: paired gap, outlier rule, percentile band, rolling mean."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+NAN = float("nan")
+BAND = (2.5, 97.5)  # percentiles over seeds
+MAX_MADS = 3.0  # a seed farther than this from the median, in MADs, is an outlier
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Mean over paired seeds of 100 (L_v - L_b)/L_b, with its 95 % t interval; NaN where n is too small."""
+
+    percent: float
+    low: float
+    high: float
+    seeds: tuple[int, ...]  # the pairs behind it
+
+
+def paired_gap(losses: Mapping[int, float], baseline: Mapping[int, float]) -> Gap:
+    """Relative gap in percent over the seeds that both have (seed -> loss each)."""
+    seeds = tuple(sorted(losses.keys() & baseline.keys()))
+    gaps = [100 * (losses[s] - baseline[s]) / baseline[s] for s in seeds]
+    mean, std = mean_std(gaps)
+    half = t_quantile(len(gaps) - 1) * std / math.sqrt(len(gaps)) if len(gaps) > 1 else NAN
+    return Gap(mean, mean - half, mean + half, seeds)
+
+
+def mean_std(values: ArrayLike) -> tuple[float, float]:
+    """Mean and sample standard deviation (ddof 1); NaN where there are too few values for either."""
+    x = np.asarray(values, dtype=np.float64)
+    mean = float(x.mean()) if x.size else NAN
+    return mean, float(x.std(ddof=1)) if x.size > 1 else NAN
+
+
+def outliers(losses: Mapping[int, float], max_mads: float = MAX_MADS) -> dict[int, float]:
+    """Seeds whose loss lies more than `max_mads` MAD from the seeds' median, each with its distance in MADs.
+
+    MAD is the median absolute deviation from the median, unscaled. One or two seeds never have an outlier.
+    """
+    if not losses:
+        return {}
+    median = float(np.median(list(losses.values())))
+    distance = {seed: abs(loss - median) for seed, loss in losses.items()}
+    mad = float(np.median(list(distance.values())))
+    return {s: d / mad if mad else math.inf for s, d in sorted(distance.items()) if d > max_mads * mad}
+
+
+def band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Median and 2.5 and 97.5 percentile over the first axis (seeds, points); one seed has no band: NaN."""
+    x = np.asarray(curves, dtype=np.float64)
+    median = np.median(x, axis=0)
+    if len(x) == 1:
+        return median, np.full_like(median, NAN), np.full_like(median, NAN)
+    low, high = np.percentile(x, BAND, axis=0)
+    return median, low, high
+
+
+def rolling_mean(values: ArrayLike, window: int) -> NDArray[np.float64]:
+    """Centred mean over an odd `window` of points.
+
+    It shrinks evenly down to the first point, where curves are steep, and is cut off at the last, where they are flat.
+    """
+    if window < 1 or window % 2 == 0:
+        raise ValueError(f"a centred window has an odd number of points, got {window}")
+    x = np.asarray(values, dtype=np.float64)
+    half = [min(window // 2, i) for i in range(len(x))]
+    return np.array([x[i - h : i + h + 1].mean() for i, h in enumerate(half)])
+
+
+def t_quantile(df: int) -> float:
+    """The q with P(|T| < q) = 95 % for Student's t with `df` degrees of freedom, by bisection."""
+    if df < 1:
+        raise ValueError(f"Student's t needs at least one degree of freedom, got {df}")
+    low, high = 1.9, 13.0  # between the normal's 1.96 and the 12.71 of one degree of freedom
+    for _ in range(60):  # halvings, down to float64 resolution
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_inside(middle, df) < 0.95 else (low, middle)
+    return (low + high) / 2
+
+
+def _t_inside(t: float, df: int) -> float:
+    """P(|T| < t) for whole `df`: the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    theta = math.atan(t / math.sqrt(df))
+    sine, cosine = math.sin(theta), math.cos(theta)
+    odd = df % 2
+    term = total = cosine if odd else 1.0
+    for k in range(3 if odd else 2, df - 1, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    if not odd:
+        return sine * total
+    return 2 / math.pi * (theta + (sine * total if df > 1 else 0.0))

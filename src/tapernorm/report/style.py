@@ -1,0 +1,53 @@
+"""How every figure looks: print sizes, colours safe for the colour-blind, dashes that tell lines apart in grey."""
+
+import textwrap
+from typing import Any
+
+COLUMN_IN, PAGE_IN = 3.4, 7.0  # print widths of one column and of the page
+
+# Okabe and Ito's colours. A dash is (length, gap, ...) in line widths; the same variant looks the same everywhere.
+LINES: dict[str, dict[str, Any]] = {
+    "baseline": {"color": "#000000", "linestyle": "-"},
+    "internal": {"color": "#56B4E9", "linestyle": (0, (1.2, 1))},
+    "internal_aux": {"color": "#0072B2", "linestyle": (0, (5, 1.2))},
+    "all": {"color": "#E69F00", "linestyle": "-"},
+    "all_aux": {"color": "#D55E00", "linestyle": (0, (5, 1.2, 1.2, 1.2))},
+}
+GATE = {"color": "#595959", "linewidth": 0.9}
+BAND_ALPHA = 0.18
+
+RC: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same glyphs on every machine
+    "font.size": 7,
+    "axes.labelsize": 7,
+    "axes.titlesize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "figure.labelsize": 7,
+    "lines.linewidth": 1.1,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "ytick.minor.size": 1.5,
+    "ytick.minor.width": 0.4,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "legend.columnspacing": 1.4,
+    "legend.labelspacing": 0.3,
+    "pdf.fonttype": 42,  # embedded TrueType: text stays text
+    "savefig.dpi": 300,
+}
+
+
+def wrapped(text: str, width_in: float) -> str:
+    """Break `text` into lines that fit a figure `width_in` inches wide at 7 points."""
+    return "\n".join(textwrap.wrap(text, int(17.5 * width_in)))

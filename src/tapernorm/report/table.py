@@ -1,0 +1,136 @@
+"""A table as text cells, and the three files it becomes: CSV with every digit, Markdown and LaTeX to read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from ..files import whole_file, write_text
+
+ABSENT = "—"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's header, and the header of the columns that it stands under with its neighbours."""
+
+    header: str
+    group: str = ""
+    align: Literal["l", "r"] = "r"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells for readers and the frame behind them. All text is plain Unicode; the writers escape it."""
+
+    name: str  # file stem, and the LaTeX label
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    published: Sequence[Sequence[str]]  # rows of others' numbers, set apart at the foot
+    caption: str
+    notes: Sequence[str]
+    frame: pd.DataFrame  # tidy, full precision
+
+
+def write(table: Table, folder: Path) -> None:
+    """Write `folder`/`table.name`.csv, .md and .tex."""
+    with whole_file(folder / f"{table.name}.csv") as temporary:
+        table.frame.to_csv(temporary, index=False, lineterminator="\n")
+    write_text(folder / f"{table.name}.md", markdown(table))
+    write_text(folder / f"{table.name}.tex", latex(table))
+
+
+def markdown(table: Table) -> str:
+    """A pipe table, padded so that it reads well as plain text too, between its caption and its notes."""
+    header = [f"{c.group}: {c.header}" if c.group else c.header for c in table.columns]
+    body = [[cell.replace("|", "\\|") for cell in row] for row in [header, *table.rows, *table.published]]
+    widths = [max(3, *map(len, column)) for column in zip(*body, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if column.align == "l" else cell.rjust(width)
+            for cell, width, column in zip(cells, widths, table.columns, strict=True)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        ":" + "-" * (width - 1) if column.align == "l" else "-" * (width - 1) + ":"
+        for width, column in zip(widths, table.columns, strict=True)
+    ]
+    lines = [line(body[0]), line(rule), *map(line, body[1:])]
+    return "\n".join([table.caption, "", *lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
+
+
+def latex(table: Table) -> str:
+    """A `table*` float for the booktabs package, notes beneath."""
+    align = "".join(column.align for column in table.columns)
+    body = [_latex_line(row) for row in table.rows]
+    if table.published:
+        body += ["\\midrule", *map(_latex_line, table.published)]
+    lines = [
+        "% Needs \\usepackage{booktabs}",
+        "\\begin{table*}[t]",
+        "\\centering\\small\\setlength{\\tabcolsep}{4pt}",
+        f"\\caption{{{latex_text(table.caption)}}}\\label{{tab:{table.name}}}",
+        f"\\begin{{tabular}}{{@{{}}{align}@{{}}}}",
+        "\\toprule",
+        *_latex_groups(table.columns),
+        _latex_line([column.header for column in table.columns]),
+        "\\midrule",
+        *body,
+        "\\bottomrule",
+        "\\end{tabular}",
+        "\\par\\smallskip\\begin{minipage}{\\linewidth}\\footnotesize",
+        *(f"{latex_text(note)}\\par" for note in table.notes),
+        "\\end{minipage}",
+        "\\end{table*}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_groups(columns: Sequence[Column]) -> list[str]:
+    """The line of group headers with a rule under each, or nothing where no column has a group."""
+    cells, rules, start = [], [], 1
+    for group, members in groupby(columns, key=lambda c: c.group):
+        span = len(list(members))
+        cells.append(f"\\multicolumn{{{span}}}{{c}}{{{latex_text(group)}}}" if group else " & " * (span - 1))
+        if group:
+            rules.append(f"\\cmidrule(lr){{{start}-{start + span - 1}}}")
+        start += span
+    return [" & ".join(cells) + " \\\\", "".join(rules)] if rules else []
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(map(latex_text, cells)) + " \\\\"
+
+
+_LATEX = {
+    "\\": "\\textbackslash{}",
+    "{": "\\{",
+    "}": "\\}",
+    "&": "\\&",
+    "%": "\\%",
+    "$": "\\$",
+    "#": "\\#",
+    "_": "\\_",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "<": "\\textless{}",
+    ">": "\\textgreater{}",
+    "|": "\\textbar{}",
+    "[": "{[}",  # after a line's end, a bare bracket would be its argument
+    "]": "{]}",
+    "±": "$\\pm$",
+    "−": "$-$",
+    "—": "---",
+    "–": "--",
+    "†": "$\\dagger$",
+}
+
+
+def latex_text(text: str) -> str:
+    """`text` with every character that LaTeX gives a meaning written out."""
+    return "".join(_LATEX.get(character, character) for character in text)

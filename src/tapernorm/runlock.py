@@ -1,0 +1,33 @@
+"""One process per run folder: a lock that the kernel releases when its holder dies, however it dies."""
+
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import UserError
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder` while inside.
+
+    Raises:
+        UserError: another process holds it; the message names that process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"{folder} is in use by {file.read().strip() or 'another process'}: "
+                "wait for it, or stop it, and run this again"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield

@@ -1,0 +1,45 @@
+"""Gate and learning rate as pure functions of the optimizer step (method.md section 3)."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True)
+class GateSchedule:
+    """When the gate falls: g = 1 before `start`, a half cosine from there, g = 0 from `end` on.
+
+    Raises:
+        ValueError: unless 1 <= start < end (the calibration needs at least one step at g = 1).
+    """
+
+    start: int  # k_start: the first step in the mixing form
+    end: int  # k_end: the first step at g = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.start < self.end:
+            raise ValueError(
+                f"gate schedule needs 1 <= start < end, got start {self.start} and end {self.end}: "
+                "take more steps, a later start_fraction or a later end_fraction"
+            )
+
+    @classmethod
+    def from_fractions(cls, steps: int, start_fraction: float, end_fraction: float) -> Self:
+        """k_start = round(start_fraction N), k_end = round(end_fraction N)."""
+        return cls(round(start_fraction * steps), round(end_fraction * steps))
+
+
+def gate_at(step: int, schedule: GateSchedule) -> float:
+    """g(k) = 1/2 (1 + cos(pi (k - k_start)/(k_end - k_start))) inside the window, 1 before it, 0 after it."""
+    if step < schedule.start:
+        return 1.0
+    if step >= schedule.end:
+        return 0.0
+    return 0.5 * (1.0 + math.cos(math.pi * (step - schedule.start) / (schedule.end - schedule.start)))
+
+
+def lr_at(step: int, *, steps: int, peak: float, warmup: int) -> float:
+    """Linear warm-up peak (k+1)/W for k < W, then half a cosine that reaches 0 at k = N (section 3)."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (steps - warmup)))

@@ -1,0 +1,241 @@
+"""Attach the gate to a model and drive it through a taper (method.md sections 2-5).
+
+taper = attach(model, schedule=GateSchedule(start=50, end=1000), anchor_weight=0.1)
+for k, batch in enumerate(batches):
+    taper.set_step(k)
+    with taper.observe():  # may hold several micro-batches: one EMA update at its end
+        loss = cross_entropy(model(batch)) + taper.anchor_loss()
+        loss.backward()
+    optimizer.step()
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .anchor import ScaleProbe, fixed_target_loss
+from .arch import architecture_of, select_norms
+from .buffers import WideBuffers
+from .calibrate import RunningMean
+from .errors import UserError
+from .norms import Form, Gate, TaperNorm, taper
+from .schedule import GateSchedule, gate_at
+
+
+def attach(
+    model: nn.Module,
+    *,
+    final: bool = False,
+    sites: Sequence[str] | None = None,
+    schedule: GateSchedule | None = None,
+    ema_rate: float = 0.01,
+    anchor_weight: float = 0.0,
+) -> "Taper":
+    """Turn the norms of `model` into tapered ones, in place, with one shared gate at g = 1.
+
+    At g = 1 the model is bitwise the one it was. Build the optimizer afterwards: each norm gains a
+    trainable `gamma_t`.
+
+    Args:
+        final: taper the final norm too (All-Taper).
+        sites: patterns (`fnmatch`) of the internal norms to taper; None: all of them.
+        schedule: the gate as a function of the step, for `Taper.set_step`.
+        ema_rate: m of the calibration and of the scale target.
+        anchor_weight: lambda of the fixed-target scale loss; 0: no such loss.
+
+    Raises:
+        UserError: unknown architecture, a pattern without a match, or a model that is attached already.
+    """
+    names = select_norms(model, final=final, sites=sites)
+    norms = {name: model.get_submodule(name) for name in names}
+    if _TAPER in model.__dict__:
+        raise UserError("this model is attached already; a model carries one taper")
+    device = next(model.parameters()).device
+    gate = Gate(device=device)
+    tapered = {name: taper(norm, gate, ema_rate=ema_rate) for name, norm in norms.items()}
+    final_norm = model.get_submodule(architecture_of(model).final)
+    made = Taper(tapered, final_norm, gate, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight)
+    model.__dict__[_TAPER] = made  # a deep copy of the model thus carries a taper of its own
+    return made
+
+
+_TAPER = "_tapernorm"
+
+
+def taper_of(model: nn.Module) -> "Taper":
+    """The taper that drives `model`, for instance of a deep copy.
+
+    Raises:
+        UserError: the model carries none.
+    """
+    if _TAPER not in model.__dict__:
+        raise UserError(f"this {type(model).__name__} carries no taper: call tapernorm.attach(model)")
+    return model.__dict__[_TAPER]
+
+
+class ScaleTarget(WideBuffers):
+    """s_tgt: the running mean of the batch-mean pre-logit scale while g = 1, frozen at the taper start."""
+
+    target: Tensor  # (); NaN until frozen
+
+    def __init__(self, rate: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.running = RunningMean(1, rate, dtype=dtype, device=device)
+        wide = self.running.ema.dtype
+        self.register_buffer("target", torch.full((), torch.nan, dtype=wide, device=device), persistent=False)
+
+
+class Taper:
+    """Drives the tapered norms of one model: gate, calibration and anchor. Made by `attach`."""
+
+    def __init__(
+        self,
+        norms: dict[str, TaperNorm],
+        final_norm: nn.Module,
+        gate: Gate,
+        *,
+        schedule: GateSchedule | None,
+        ema_rate: float,
+        anchor_weight: float,
+    ) -> None:
+        self._norms = norms
+        self._final_norm = final_norm
+        self._gate = gate
+        self._probe = ScaleProbe.on(final_norm)
+        self._target = self._install_target(ema_rate)
+        self.schedule = schedule
+        self.anchor_weight = anchor_weight
+        self.calibrated = False
+
+    def _install_target(self, ema_rate: float) -> ScaleTarget:
+        gain = next(self._final_norm.parameters())
+        self._probe.anchor = ScaleTarget(ema_rate, dtype=gain.dtype, device=gain.device)
+        return self._probe.anchor
+
+    @property
+    def swapped(self) -> tuple[str, ...]:
+        """Names of the tapered norms, in the order they run."""
+        return tuple(self._norms)
+
+    @property
+    def gate(self) -> Tensor:
+        """g, a scalar tensor."""
+        return self._gate.value
+
+    @property
+    def scale_target(self) -> Tensor:
+        """s_tgt, a scalar tensor; NaN until calibrated."""
+        return self._target.target
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """c of each tapered norm; NaN until calibrated."""
+        return {name: norm.c.item() for name, norm in self._norms.items()}
+
+    def set_gate(self, value: float) -> None:
+        """Set g by hand: 1 is the standard norm, 0 the linear map, anything between the mix of both.
+
+        Raises:
+            UserError: g < 1 before the calibration.
+        """
+        self._require_calibration(value)
+        self._gate.set(value)
+
+    def set_step(self, step: int) -> None:
+        """Put the gate where the schedule has it at optimizer step k = `step`, before that step's forward pass.
+
+        The first step at or after `schedule.start` that finds the model uncalibrated calibrates it.
+
+        Raises:
+            UserError: no schedule was given, or nothing was observed before the taper started.
+        """
+        if self.schedule is None:
+            raise UserError("set_step needs a schedule: attach(model, schedule=GateSchedule(start, end))")
+        tapering = step >= self.schedule.start
+        if tapering and not self.calibrated:
+            self.calibrate()
+        value = gate_at(step, self.schedule)
+        self._gate.set(value, Form.MIX if tapering and value > 0 else None)
+
+    def calibrate(self) -> None:
+        """Freeze c <- c*, gamma_t <- gamma and s_tgt from what was observed at g = 1.
+
+        Raises:
+            UserError: nothing was observed, or it was not finite.
+        """
+        for norm in self._norms.values():
+            norm.calibrate()
+        self._target.target.copy_(self._target.running.value()[0])
+        self.calibrated = True
+
+    @contextmanager
+    def observe(self) -> Iterator[None]:
+        """Collect statistics in training passes at g = 1 inside; one EMA update at the end.
+
+        An error inside drops what was collected. Past the calibration this does nothing.
+        """
+        running = [self._target.running, *(norm.statistics for norm in self._norms.values())]
+        self._gate.observing = not self.calibrated and self._gate.form is Form.OBSERVE
+        try:
+            yield
+            for mean in running:
+                mean.update()
+        finally:
+            self._gate.observing = False
+            for mean in running:
+                mean.forget()
+
+    def anchor_loss(self) -> Tensor:
+        """lambda E[(s - s_tgt)^2] over the last forward pass, a scalar; 0 before the taper starts or at lambda = 0.
+
+        Call it once after each training forward pass: while observing, it also feeds the mean behind s_tgt.
+        """
+        scale = self._probe.scale(self._final_norm)
+        if self._gate.observing and self._final_norm.training:
+            self._target.running.add(scale.detach().sum(), scale.numel())
+        if self.anchor_weight == 0 or not self.calibrated:
+            return scale.new_zeros(())
+        return self.anchor_weight * fixed_target_loss(scale, self._target.target)
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise UserError where the optimizer lacks a parameter of a tapered norm (it was built before attach)."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name, norm in self._norms.items():
+            for parameter, value in norm.named_parameters(recurse=False):
+                if value.requires_grad and id(value) not in held:
+                    raise UserError(
+                        f"the optimizer does not train {name}.{parameter}: build it after attach(), "
+                        "from model.parameters()"
+                    )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the model's own state dict does not hold: gate, running means, s_tgt. Plain tensors and a bool."""
+        buffers = {f"{n}.statistics.{k}": b for n, m in self._norms.items() for k, b in m.statistics.named_buffers()}
+        buffers |= {f"anchor.{k}": b for k, b in self._target.named_buffers()}
+        buffers["gate"] = self._gate.value
+        return {"calibrated": self.calibrated, **{k: b.detach().clone() for k, b in buffers.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave; the model's own state dict is loaded beside it.
+
+        Raises:
+            UserError: the state belongs to other norms.
+        """
+        mine = self.state_dict()
+        if state.keys() != mine.keys():
+            different = sorted(state.keys() ^ mine.keys())
+            raise UserError(f"this taper state belongs to another model: {', '.join(different)}")
+        for name, norm in self._norms.items():
+            for key, buffer in norm.statistics.named_buffers():
+                buffer.copy_(state[f"{name}.statistics.{key}"])
+        for key, buffer in self._target.named_buffers():
+            buffer.copy_(state[f"anchor.{key}"])
+        self.calibrated = state["calibrated"]
+        self._gate.set(float(state["gate"]))
+
+    def _require_calibration(self, value: float) -> None:
+        if value < 1 and any(bool(norm.c.isnan()) for norm in self._norms.values()):
+            raise UserError(f"gate {value} needs calibrated norms: call calibrate(), or load a calibrated model")

@@ -1,0 +1,36 @@
+"""Fixtures that several test files share: the real web corpus, and a small tokenizer and token stream of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tapernorm.config import CorpusJob, DataConfig, TokenizerConfig, TokenizerJob
+from tapernorm.data.corpora import build_corpus
+from tapernorm.data.tokenizer import train_tokenizer
+
+
+@pytest.fixture(scope="session")
+def web_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The World English Bible, one document in twenty held out (folder)."""
+    out = tmp_path_factory.mktemp("web") / "corpus"
+    build_corpus(CorpusJob(data=DataConfig(source="web", files=(), field="text", valid_fraction=0.05)), out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def web_tokenizer(web_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1024 BPE pieces trained on the whole training split of `web_corpus` (folder)."""
+    out = tmp_path_factory.mktemp("web") / "tokenizer"
+    settings = TokenizerConfig(vocab_size=1024, model_type="bpe", max_documents=None, literal_u2581="refuse")
+    train_tokenizer(TokenizerJob(tokenizer=settings), web_corpus, out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def web_tokens(web_corpus: Path, web_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token streams of `web_corpus` under `web_tokenizer` (folder)."""
+    from tapernorm.data.tokens import write_tokens
+
+    out = tmp_path_factory.mktemp("web") / "tokens"
+    write_tokens(web_corpus, web_tokenizer, out, context=128)
+    return out

@@ -1,0 +1,37 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tapernorm.data.manifest import SCHEMA_VERSION, read_manifest
+from tapernorm.errors import UserError
+
+
+def test_a_manifest_comes_back_as_written(tmp_path: Path) -> None:
+    written = {"schema_version": SCHEMA_VERSION, "kind": "corpus", "source": "web"}
+    (tmp_path / "manifest.json").write_text(json.dumps(written))
+    assert read_manifest(tmp_path, "corpus") == written
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"schema_version": SCHEMA_VERSION + 1, "kind": "tokens"}, ["schema version 2", "reads 1"]),
+        ({"kind": "tokens"}, ["schema version None"]),
+        ({"schema_version": SCHEMA_VERSION, "kind": "corpus"}, ["'corpus'", "'tokens' is needed"]),
+        ([1], ["None", "'tokens' is needed"]),
+    ],
+)
+def test_another_schema_or_kind_is_refused(tmp_path: Path, content: object, words: list[str]) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(UserError) as raised:
+        read_manifest(tmp_path, "tokens")
+    assert all(word in str(raised.value) for word in [*words, "tapernorm tokens --out"])
+
+
+def test_a_missing_or_cut_manifest_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"manifest.json is missing; make it with `tapernorm tokens"):
+        read_manifest(tmp_path / "nowhere", "tokens")
+    (tmp_path / "manifest.json").write_text('{"kind": "tok')
+    with pytest.raises(UserError, match="is not JSON"):
+        read_manifest(tmp_path, "tokens")

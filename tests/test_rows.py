@@ -1,0 +1,132 @@
+"""From result folders to tidy frames and back from CSV."""
+
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import synthetic
+
+from tapernorm.errors import UserError
+from tapernorm.report import rows
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path, synthetic.write_run(tmp_path, ("internal_aux", "baseline"), (128, 64), (10, 2))
+
+
+def test_one_row_per_job_in_order(run):
+    _, paths = run
+    results, _ = rows.collect(paths, run="demo")
+    assert results[rows.JOB].to_numpy().tolist() == [
+        [v, d, s] for v in ("baseline", "internal_aux") for d in (64, 128) for s in (2, 10)
+    ]
+    row = results.set_index(rows.JOB).loc[("internal_aux", 128, 10)]
+    document = json.loads((paths[0].parents[2] / "d128" / "seed10" / "result.json").read_text())
+    for name, entry in document["values"].items():
+        assert row[name] == entry["value"]
+    assert (row["run"], row["steps"], row["lr"], row["context"]) == ("demo", 40, 0.003, 256)
+    assert row["scale_target"] == 1.25
+    assert pd.isna(results.set_index(rows.JOB).loc[("baseline", 128, 10), "scale_target"])
+
+
+def test_training_and_evaluation_lines_of_a_step_become_one_row(run):
+    _, paths = run
+    _, curves = rows.collect(paths, run="demo")
+    lines = synthetic.metrics("baseline", 64, 2)
+    cell = curves[(curves["variant"] == "baseline") & (curves["d_model"] == 64) & (curves["seed"] == 2)]
+    assert cell["step"].tolist() == list(range(40))
+    for key in ("ce", "gate", "grad_norm", "logit_rms", "logit_max", "elapsed_s"):
+        assert cell[key].tolist() == [line[key] for line in lines if "ce" in line]
+    evaluated = cell.dropna(subset=["valid_ce"])
+    assert dict(zip(evaluated["step"], evaluated["valid_ce"], strict=True)) == {
+        line["step"]: line["valid_ce"] for line in lines if "valid_ce" in line
+    }
+
+
+def test_rows_survive_csv_bit_for_bit(run):
+    folder, paths = run
+    results, curves = rows.collect(paths, run="007")
+    results.loc[0, ["lr", "valid_ce"]] = [0.1 + 0.2, 1e-310]
+    results.loc[1, "commit"] = None
+    rows.write(results, curves, folder / "rows")
+    results_back, curves_back = rows.read(folder / "rows")
+    pd.testing.assert_frame_equal(results_back, results, check_exact=True)
+    pd.testing.assert_frame_equal(curves_back, curves, check_exact=True)
+    assert set(results_back["run"]) == {"007"}
+    assert set(results_back["config_hash"]) == {"0123456789012345"}
+
+
+def test_the_order_of_the_paths_does_not_matter(run):
+    _, paths = run
+    for one, other in zip(rows.collect(paths, run="r"), rows.collect(reversed(paths), run="r"), strict=True):
+        pd.testing.assert_frame_equal(one, other)
+
+
+def edited(path, **changes):
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, **changes}))
+
+
+def test_unknown_schema_is_refused_by_name(run):
+    _, paths = run
+    edited(paths[0], schema_version=2)
+    with pytest.raises(UserError, match=r"seed10/result\.json: schema_version is 2 and this version reads 1"):
+        rows.collect(paths, run="r")
+    edited(paths[0], schema_version=1, kind="finetune")
+    with pytest.raises(UserError, match="kind is 'finetune' and this version reads 'pretrain'"):
+        rows.collect(paths, run="r")
+
+
+def test_a_result_without_a_value_is_refused_by_its_place(run):
+    _, paths = run
+    edited(paths[0], values={})
+    with pytest.raises(UserError, match=r"holds no values\.valid_ce"):
+        rows.collect(paths, run="r")
+
+
+def test_missing_files_are_named(run):
+    folder, paths = run
+    with pytest.raises(UserError, match="at least one"):
+        rows.collect([], run="r")
+    with pytest.raises(UserError, match=r"no file .*absent/result\.json"):
+        rows.collect([folder / "absent" / "result.json"], run="r")
+    (paths[0].parent / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"no file .*seed10/metrics\.jsonl: .* has not finished"):
+        rows.collect(paths, run="r")
+    with pytest.raises(UserError, match=r"results\.csv: make it with `tapernorm rows`"):
+        rows.read(folder)
+
+
+def test_the_same_job_twice_is_refused(run):
+    folder, paths = run
+    again = synthetic.write_job(folder / "copy", "internal_aux", 128, 10)
+    with pytest.raises(UserError, match=r"copy.* and .* both hold variant internal_aux, d_model 128, seed 10"):
+        rows.collect([*paths, again], run="r")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"step": 0, "ce": 1.0}\n{"step": 1, "ce"', "line 2 is not JSON"),
+        ('{"step": 0, "ce": 1.0}\n{"step": 0, "ce": 1.5}\n', "line 2: step 0 logs ce a second time"),
+        ('{"ce": 1.0}\n', "line 1 holds no step"),
+        ("", "is empty"),
+    ],
+)
+def test_damaged_metrics_are_refused_by_line(tmp_path, text, message):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        rows.read_metrics(path)
+
+
+def test_reports_import_neither_torch_nor_pyplot():
+    code = (
+        "import sys, tapernorm.report.rows, tapernorm.report.tables, tapernorm.report.figures\n"
+        "print(sorted({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

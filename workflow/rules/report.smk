@@ -1,0 +1,107 @@
+# Finished runs -> tidy rows -> tables and figures, and the names by which these are asked for.
+REPORT_JOB = canonical_json(RUN.report_job())
+TABLE = RESULTS + "/tables/{table}"
+FIGURE = FIGURES + "/{figure}"
+
+
+rule rows:
+    input:
+        [
+            f"{RESULTS}/pretrain/{variant}/d{width}/seed{seed}/{file}"
+            for variant, width, seed in RUN.pretrain_cells()
+            for file in ("result.json", "metrics.jsonl")
+        ],
+    output:
+        results=f"{RESULTS}/rows/results.csv",
+        curves=f"{RESULTS}/rows/curves.csv",
+    log:
+        f"{LOGS}/rows.log",
+    params:
+        run=RUN.run,
+        results=lambda w, input: [
+            path for path in input if path.endswith("result.json")
+        ],
+        out=subpath(output.results, parent=True),
+    shell:
+        "tapernorm rows {params.results:q} --run {params.run:q} --out {params.out:q} &> {log:q}"
+
+
+rule table:
+    input:
+        rules.rows.output,
+    output:
+        multiext(TABLE, ".csv", ".md", ".tex"),
+    log:
+        LOGS + "/{table}.log",
+    wildcard_constraints:
+        table=r"table\w+",
+    params:
+        job=REPORT_JOB,
+        rows=subpath(input[0], parent=True),
+        out=subpath(output[0], parent=True),
+    shell:
+        "tapernorm table {wildcards.table} --job {params.job:q} --rows {params.rows:q} --out {params.out:q} &> {log:q}"
+
+
+rule figure:
+    input:
+        rules.rows.output,
+    output:
+        multiext(FIGURE, ".pdf", ".png", ".csv"),
+    log:
+        LOGS + "/{figure}.log",
+    wildcard_constraints:
+        figure=r"figure\w+",
+    params:
+        job=REPORT_JOB,
+        rows=subpath(input[0], parent=True),
+        out=subpath(output[0], parent=True),
+    shell:
+        "tapernorm figure {wildcards.figure} --job {params.job:q} --rows {params.rows:q} --out {params.out:q} &> {log:q}"
+
+
+localrules:
+    tables,
+    figures,
+    table1,
+    figure1,
+    figure1a,
+    figure1b,
+    figure2,
+
+
+rule table1:
+    input:
+        multiext(f"{RESULTS}/tables/table1", ".csv", ".md", ".tex"),
+
+
+rule figure1a:
+    input:
+        multiext(f"{FIGURES}/figure1a", ".pdf", ".png", ".csv"),
+
+
+rule figure1b:
+    input:
+        multiext(f"{FIGURES}/figure1b", ".pdf", ".png", ".csv"),
+
+
+rule figure1:
+    input:
+        rules.figure1a.input,
+        rules.figure1b.input,
+
+
+rule figure2:
+    input:
+        multiext(f"{FIGURES}/figure2", ".pdf", ".png", ".csv"),
+
+
+rule tables:
+    input:
+        rules.table1.input,
+
+
+rule figures:
+    input:
+        rules.figure1.input,
+        rules.figure2.input,
