@@ -4,7 +4,6 @@ Heavy imports stay inside the verbs: `tapernorm --help` must be instant.
 """
 
 import argparse
-import errno
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from .config import (
     parse,
 )
 from .errors import UserError
+from .files import REASONS
 
 Job = TypeVar("Job", bound=Strict)
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tapernorm: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if error.errno not in REASONS:
             raise
         print(f"tapernorm: {error}; earlier results are intact, the same command goes on from here", file=sys.stderr)
         return 2
@@ -76,6 +76,9 @@ def pretrain(arguments: argparse.Namespace) -> None:
             raise UserError(f"pretrain --config needs {', '.join(missing)}: which job of the run is meant")
         return config.pretrain_job(arguments.variant, arguments.width, arguments.seed)
 
+    cell = (arguments.variant, arguments.width, arguments.seed)
+    if arguments.job is not None and cell != (None, None, None):
+        raise UserError("--variant, --width and --seed choose a job of a --config file; a --job names its own")
     job = _job(arguments, PretrainJob, job_of)
     hardware = _hardware(arguments)
 
@@ -91,11 +94,13 @@ def evaluate(arguments: argparse.Namespace) -> None:
     from .evaluate import evaluate
     from .files import write_json
     from .models.store import load
+    from .pretrain import require_vocabulary
     from .train import pick_device
 
     device = pick_device(arguments.device)
     model = load(arguments.model).to(device)
     stream = TokenStream.open(arguments.tokens, arguments.split)
+    require_vocabulary(model.config.vocab_size, stream, arguments.tokens)
     score = evaluate(
         model,
         stream.tokens,
@@ -156,7 +161,14 @@ def _hardware(arguments: argparse.Namespace) -> HardwareConfig:
         hardware = load_config(arguments.config, arguments.set).hardware
     else:
         raise UserError("pretrain --job needs --hardware: the hardware section of a config, as JSON")
-    return hardware.model_copy(update={"threads": arguments.threads}) if arguments.threads else hardware
+    return hardware if arguments.threads is None else hardware.model_copy(update={"threads": arguments.threads})
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
 
 
 def _json(text: str, option: str) -> object:
@@ -209,12 +221,12 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
     folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
     made.add_argument("--hardware", metavar="JSON", help="with --job: the hardware section of a config")
-    made.add_argument("--threads", type=int, metavar="N", help="CPU threads, in place of hardware.threads")
+    made.add_argument("--threads", type=_positive, metavar="N", help="CPU threads, in place of hardware.threads")
 
     made = verb(evaluate, "score a finished model on a token stream")
     folders(made, model="run folder of `tapernorm pretrain`", tokens="folder written by `tapernorm tokens`")
     made.add_argument("--split", default="valid", choices=("train", "valid"))
-    made.add_argument("--batch", type=int, default=16, metavar="N", help="windows per forward pass")
+    made.add_argument("--batch", type=_positive, default=16, metavar="N", help="windows per forward pass")
     made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     made.add_argument("--out", type=Path, metavar="FILE", help="also write the scores there, as JSON")
 

@@ -28,20 +28,34 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        raise _explained(error, path) from error
+        if path.parent.is_dir():
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in REASONS:
+            raise unwritable(path, error) from error
+        raise
 
 
-def _explained(error: BaseException, path: Path) -> BaseException:
-    reasons = {
-        errno.ENOSPC: "the disk is full: free some space and run the same command again",
-        errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
-        errno.EROFS: "the file system is read-only: choose a folder that can be written",
-        errno.EACCES: "permission denied: choose a folder that can be written",
-    }
-    if isinstance(error, OSError) and error.errno in reasons:
-        return UserError(f"cannot write {path}: {reasons[error.errno]} (nothing half-written is left)")
-    return error
+REASONS = {
+    errno.ENOSPC: "the disk is full: free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
+    errno.EROFS: "the file system is read-only: choose a folder that can be written",
+    errno.EACCES: "permission denied: choose a folder that can be written",
+    errno.EEXIST: "a file is where a folder is needed: choose another folder",
+    errno.ENOTDIR: "a file is where a folder is needed: choose another folder",
+    errno.EISDIR: "a folder is where a file is needed: choose another path",
+}
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    """What the user is told where `path` cannot be written."""
+    reason = REASONS.get(error.errno or 0, error.strerror)
+    return UserError(f"cannot write {path}: {reason} (nothing half-written is left)")
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove the temporary files of writers that were killed; nobody else may be writing into `folder`."""
+    for partial in folder.glob(".*.partial"):
+        partial.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UserError
-from .files import write_text
+from .files import unwritable
 
 GROUPS = ("embeddings", "attention", "mlp", "norms")
 
@@ -66,50 +66,63 @@ class StepMeter:
 
 
 class MetricsFile:
-    """JSON lines that grow with the run; on resume, lines at or past the checkpoint's step are cut off."""
+    """JSON lines that grow with the run, and the same rows as TensorBoard scalars where asked for.
 
-    def __init__(self, path: Path, *, resume_step: int) -> None:
+    Args:
+        keep_bytes: how much of an earlier attempt's file stays: what `sync` returned at the checkpoint resumed from.
+        events: folder of the TensorBoard event files; None: none are written.
+        step: the first step to come; later ones of an earlier attempt are hidden in TensorBoard.
+
+    Raises:
+        UserError: the file is shorter than `keep_bytes`, or the tensorboard package is missing.
+    """
+
+    def __init__(self, path: Path, *, keep_bytes: int, events: Path | None = None, step: int = 0) -> None:
         self.path = path
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] < resume_step]
-        write_text(path, "".join(line + "\n" for line in kept))
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._events: Any = None if events is None else _event_writer(events, step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        size = path.stat().st_size
+        if size < keep_bytes:
+            self.close()
+            raise UserError(
+                f"{path} has {size} bytes and its checkpoint follows {keep_bytes}: it was cut short; "
+                f"delete {path.parent} to start anew"
+            )
+        self._file.truncate(keep_bytes)
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps(row, allow_nan=False) + "\n"
+        try:
+            self._write_all(line.encode("utf-8"))
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        if self._events is not None:
+            for name, value in row.items():
+                if name != "step" and value is not None:
+                    self._events.add_scalar(name, value, row["step"])
+            self._events.flush()
 
-    def sync(self) -> None:
-        """Make the lines durable; called before a checkpoint that follows them."""
+    def _write_all(self, content: bytes) -> None:
+        while content:
+            content = content[self._file.write(content) :]
+
+    def sync(self) -> int:
+        """Make the lines durable, before a checkpoint that follows them; returns the size of the file in bytes."""
         os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         self._file.close()
+        if self._events is not None:
+            self._events.close()
 
 
-def _whole_lines(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    return [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
-
-
-def event_writer(folder: Path, resume_step: int) -> Callable[[dict[str, Any]], None]:
-    """Writes metrics rows as TensorBoard scalars into `folder`.
-
-    Raises:
-        UserError: the tensorboard package is missing.
-    """
+def _event_writer(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError(
             "hardware.tensorboard is on and tensorboard is not installed: pip install 'tapernorm[tensorboard]'"
         ) from None
-    writer = SummaryWriter(str(folder), purge_step=resume_step)
-
-    def write(row: dict[str, Any]) -> None:
-        for name, value in row.items():
-            if name != "step" and value is not None:
-                writer.add_scalar(name, value, row["step"])
-        writer.flush()
-
-    return write
+    return SummaryWriter(str(folder), purge_step=step)

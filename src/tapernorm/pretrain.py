@@ -17,7 +17,7 @@ from .config import HardwareConfig, PretrainJob, canonical_json, digest
 from .data.tokens import TokenStream, windows
 from .errors import UserError
 from .evaluate import Evaluation, evaluate
-from .files import whole_file, write_json
+from .files import remove_partials, whole_file, write_json
 from .models.llama import Decoder, parameter_count
 from .models.store import save
 from .provenance import provenance
@@ -40,7 +40,13 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
     device = pick_device(hardware.device)
     torch.set_num_threads(hardware.threads)
     train_stream, valid_stream = (TokenStream.open(tokens, split) for split in ("train", "valid"))
-    _require_fit(job, train_stream, tokens)
+    require_vocabulary(job.model.vocab_size, train_stream, tokens)
+
+    def batch_at(step: int) -> torch.Tensor:
+        shape = {"batch": job.train.batch, "context": job.model.context}
+        return windows(train_stream, seed=job.seed, step=step, **shape)
+
+    batch_at(0)  # a stream that is too short is refused before any work
     fingerprint = digest(
         {"numerics": _NUMERICS, "job": job.model_dump(mode="json"), "data": _data_hashes(train_stream)}
     )
@@ -48,6 +54,8 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
         model = Decoder(job.model).initialize(generator(job.seed, "init")).to(device)
         taper = attach_variant(model, job)
         folder = out / "resume" / fingerprint
+        for left in (out, folder):
+            remove_partials(left)
 
         def validate() -> Evaluation:
             return evaluate(
@@ -59,10 +67,6 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
                 device=device,
             )
 
-        def batch_at(step: int) -> torch.Tensor:
-            shape = {"batch": job.train.batch, "context": job.model.context}
-            return windows(train_stream, seed=job.seed, step=step, **shape)
-
         plan = Plan(
             label=f"{job.variant} d{job.model.d_model} seed{job.seed}",
             steps=job.steps,
@@ -73,10 +77,12 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
             tokens_per_step=job.train.batch * job.model.context,
             fingerprint=fingerprint,
             folder=folder,
+            events=out / "tensorboard" if hardware.tensorboard else None,
         )
         trainer = Trainer(model, taper, plan)
-        trainer.run()
-        result = _result(job, trainer, validate(), fingerprint)
+        score = trainer.run()
+        result = _result(job, trainer, score, fingerprint)
+        (out / "result.json").unlink(missing_ok=True)  # an earlier run's: it vouches for the files beside it
         with whole_file(out / "metrics.jsonl") as temporary:
             shutil.copyfile(folder / "metrics.jsonl", temporary)
         save(model, out)
@@ -106,11 +112,12 @@ def attach_variant(model: Decoder, job: PretrainJob) -> Taper | None:
     )
 
 
-def _require_fit(job: PretrainJob, stream: TokenStream, folder: Path) -> None:
-    if stream.manifest["vocab_size"] != job.model.vocab_size:
+def require_vocabulary(vocab_size: int, stream: TokenStream, folder: Path) -> None:
+    """Raise UserError where the model's vocabulary is not that of the token stream in `folder`."""
+    if stream.manifest["vocab_size"] != vocab_size:
         raise UserError(
-            f"{folder} has a vocabulary of {stream.manifest['vocab_size']} and the config one of "
-            f"{job.model.vocab_size}: make the tokens again, or set tokenizer.vocab_size"
+            f"{folder} has a vocabulary of {stream.manifest['vocab_size']} and the model one of "
+            f"{vocab_size}: make the tokens again, or set tokenizer.vocab_size"
         )
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any
 
 _LINE_EVERY_S = 5.0
@@ -14,7 +15,7 @@ class Progress:
         self.label, self.start, self.total = label, start, total
         self._began = self._last_line = time.monotonic()
         self._bar: Any = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and find_spec("tqdm") is not None:  # the core installs without it
             from tqdm import tqdm
 
             self._bar = tqdm(desc=label, initial=start, total=total, unit="step", dynamic_ncols=True)

@@ -24,7 +24,7 @@ from .config import HardwareConfig, TrainConfig
 from .errors import UserError
 from .evaluate import Evaluation
 from .files import read_json, write_json
-from .metrics import MetricsFile, StepMeter, event_writer, gradient_norm, parameter_groups
+from .metrics import MetricsFile, StepMeter, gradient_norm, parameter_groups
 from .progress import Progress
 from .schedule import lr_at
 from .taper import Taper
@@ -43,6 +43,7 @@ class Plan:
         validate: scores the validation split with the model as it stands.
         fingerprint: digest of whatever defines the numbers; checkpoints of others never load.
         folder: where checkpoints and growing metrics live until the run is done.
+        events: where TensorBoard event files go; None: none are written.
     """
 
     label: str
@@ -54,6 +55,7 @@ class Plan:
     tokens_per_step: int
     fingerprint: str
     folder: Path
+    events: Path | None = None
 
 
 def pick_device(name: str) -> torch.device:
@@ -82,7 +84,8 @@ def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW
 def training_loss(model: nn.Module, taper: Taper | None, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(CE, weighted anchor loss, logits (B, T, V)) of windows (B, T+1): the function that `compile: true` compiles."""
     logits = model(windows[:, :-1])
-    ce = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    ce = F.cross_entropy(logits.flatten(0, 1).to(wide), windows[:, 1:].flatten())
     aux = ce.new_zeros(()) if taper is None else taper.anchor_loss()
     return ce, aux, logits
 
@@ -103,18 +106,18 @@ class Trainer:
         self.loss = torch.compile(training_loss, dynamic=False) if plan.hardware.compile else training_loss
         self.checkpoints = Checkpoints(plan.folder, plan.fingerprint)
         self.elapsed_s = 0.0  # training time, over all resumes
+        self._metrics_bytes = 0  # of the metrics file, at the last checkpoint
 
-    def run(self) -> None:
-        """Train to the last step.
+    def run(self) -> Evaluation:
+        """Train to the last step; the validation score of the finished model.
 
         Raises:
             Diverged: now, or in an earlier attempt at the same run, which is not repeated.
         """
         self._refuse_known_divergence()
         start = self._resume()
-        metrics = MetricsFile(self.plan.folder / "metrics.jsonl", resume_step=start)
-        events = (
-            event_writer(self.plan.folder.parent / "tensorboard", start) if self.plan.hardware.tensorboard else None
+        metrics = MetricsFile(
+            self.plan.folder / "metrics.jsonl", keep_bytes=self._metrics_bytes, events=self.plan.events, step=start
         )
         progress = Progress(self.plan.label, start=start, total=self.plan.steps)
         self.model.train()
@@ -123,8 +126,6 @@ class Trainer:
                 row = self._timed_step(k)
                 if k % self.plan.settings.log_every == 0 or k == self.plan.steps - 1:
                     metrics.write(row)
-                    if events is not None:
-                        events(row)
                 self._validate(k, metrics)
                 self._checkpoint(k + 1, metrics)
                 progress.update(k + 1, row["loss"], row["gate"])
@@ -133,6 +134,7 @@ class Trainer:
             metrics.close()
         if self.taper is not None:
             self.taper.set_step(self.plan.steps)
+        return self._score(self.plan.steps - 1)
 
     def step(self, k: int) -> dict[str, Any]:
         """Optimizer step k; returns its metrics.
@@ -164,6 +166,7 @@ class Trainer:
         if meter is not None:
             row |= {f"grad_norm_{name}": gradient_norm(group).item() for name, group in self.groups.items()}
             row |= meter.row(None if self.taper is None else self.taper.scale_target)
+            self._require_finite(k, {name: value for name, value in row.items() if value is not None})
         nn.utils.clip_grads_with_norm_(self.parameters, settings.clip_norm, norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -195,13 +198,18 @@ class Trainer:
     def _validate(self, k: int, metrics: MetricsFile) -> None:
         every = self.plan.settings.eval_every
         if every and (k + 1) % every == 0:
-            score = self.plan.validate()
+            score = self._score(k)
             row = {"step": k, "valid_ce": score.ce, "bits_per_byte": score.bits_per_byte}
             metrics.write(row | {"elapsed_s": self.elapsed_s})
 
+    def _score(self, k: int) -> Evaluation:
+        score = self.plan.validate()
+        self._require_finite(k, {"validation cross-entropy": score.ce})
+        return score
+
     def _checkpoint(self, done: int, metrics: MetricsFile) -> None:
         if done % self.plan.settings.checkpoint_every == 0 or done == self.plan.steps:
-            metrics.sync()
+            self._metrics_bytes = metrics.sync()
             self.checkpoints.save(done, self._state())
 
     def _state(self) -> dict[str, Any]:
@@ -210,6 +218,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "taper": None if self.taper is None else self.taper.state_dict(),
             "elapsed_s": self.elapsed_s,
+            "metrics_bytes": self._metrics_bytes,
         }
 
     def _resume(self) -> int:
@@ -222,7 +231,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.taper is not None:
             self.taper.load_state_dict(state["taper"])
-        self.elapsed_s = state["elapsed_s"]
+        self.elapsed_s, self._metrics_bytes = state["elapsed_s"], state["metrics_bytes"]
         print(f"{self.plan.label}: resuming after step {step} of {self.plan.steps}", file=sys.stderr)
         return step
 
@@ -244,7 +253,7 @@ class Trainer:
         else:
             bad = f"the {bad}"
         message = (
-            f"{self.plan.label}: {bad} is not finite at step {k}; stopped before that update. The last good "
+            f"{self.plan.label}: {bad} is not finite at step {k}; stopped before another update. The last good "
             f"checkpoint is in {self.plan.folder}. The same run would diverge again and is refused: lower train.lr "
             f"or train.clip_norm, or delete {self._marker} to try it all the same"
         )

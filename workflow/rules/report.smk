@@ -6,10 +6,10 @@ FIGURE = FIGURES + "/{figure}"
 
 rule rows:
     input:
+        # metrics.jsonl is read from beside each result.json; the rule that wrote one wrote both.
         [
-            f"{RESULTS}/pretrain/{variant}/d{width}/seed{seed}/{file}"
-            for variant, width, seed in RUN.pretrain_cells()
-            for file in ("result.json", "metrics.jsonl")
+            f"{RESULTS}/pretrain/{v}/d{d}/seed{s}/result.json"
+            for v, d, s in RUN.pretrain_cells()
         ],
     output:
         results=f"{RESULTS}/rows/results.csv",
@@ -23,7 +23,7 @@ rule rows:
         ],
         out=subpath(output.results, parent=True),
     shell:
-        "tapernorm rows {params.results:q} --run {params.run:q} --out {params.out:q} &> {log:q}"
+        "tapernorm rows {input:q} --run {params.run:q} --out {params.out:q} &> {log:q}"
 
 
 rule table:

@@ -67,7 +67,7 @@ def windows(stream: TokenStream, *, seed: int, step: int, batch: int, context: i
     offsets = len(stream.tokens) - context
     if offsets < 1:
         raise UserError(_too_short("the stream", len(stream.tokens), context))
-    starts = torch.randint(max(offsets - 1, 1), (batch,), generator=generator(seed, f"windows/{step}"))
+    starts = torch.randint(offsets, (batch,), generator=generator(seed, f"windows/{step}"))
     return torch.stack([stream.tokens[start : start + context + 1].to(torch.int64) for start in starts.tolist()])
 
 

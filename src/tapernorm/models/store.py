@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 
 from ..config import DecoderConfig, parse
 from ..errors import UserError
@@ -26,7 +26,7 @@ def save(model: Decoder, folder: Path) -> None:
     if model.config.tie_head:
         del state["lm_head.weight"]
     with whole_file(folder / "model.safetensors") as temporary:
-        save_file(state, temporary, metadata={"format": "pt"})
+        temporary.write_bytes(to_bytes(state, metadata={"format": "pt"}))
     config = {"format": FORMAT, "architecture": "Decoder", "decoder": model.config.model_dump(mode="json")}
     write_json(folder / "config.json", config | {"tapered": tapered})
 
@@ -54,7 +54,7 @@ def load(folder: str | Path) -> Decoder:
     return model.eval()
 
 
-def _load_weights(model: nn.Module, path: Path) -> None:
+def _load_weights(model: Decoder, path: Path) -> None:
     try:
         state = load_file(path)
     except SafetensorError as error:

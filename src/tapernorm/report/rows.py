@@ -27,7 +27,6 @@ _COLUMNS = {
     "parameters": "values.parameters",
     "train_tokens": "values.train_tokens",
     "train_time_s": "values.train_time_s",
-    "first_step_s": "values.first_step_s",
     "tokens_per_s": "values.tokens_per_s",
     "peak_mem_bytes": "values.peak_mem_bytes",
     "scale_target": "scale_target",  # null without the anchor
