@@ -136,7 +136,8 @@ def figure(arguments: argparse.Namespace) -> None:
     job = _job(arguments, ReportJob, Config.report_job)
     _, curves = rows.read(arguments.rows)
     make = {"figure1a": figures.figure1a, "figure1b": figures.figure1b, "figure2": figures.figure2}[arguments.name]
-    figures.save(*make(curves, run=job.run, caption=job.caption, labels=job.labels), arguments.out / arguments.name)
+    drawing, frame = make(curves, run=job.run, caption=job.caption, labels=job.labels)
+    figures.save(drawing, frame, arguments.out / arguments.name)
 
 
 def schema(arguments: argparse.Namespace) -> None:

@@ -408,7 +408,10 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         node = node.get(name) if isinstance(node, dict) else None
     if not isinstance(node, dict) or last not in node:
         raise ConfigError(f"--set {override!r}: the config has no setting {key!r}")
-    node[last] = yaml.safe_load(value)
+    try:
+        node[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not YAML: {error}") from None
 
 
 def json_schema() -> str:

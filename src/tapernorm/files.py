@@ -38,6 +38,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 REASONS = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
+    errno.EFBIG: "the file would pass the size limit: raise it (ulimit -f) and run the same command again",
     errno.EROFS: "the file system is read-only: choose a folder that can be written",
     errno.EACCES: "permission denied: choose a folder that can be written",
     errno.EEXIST: "a file is where a folder is needed: choose another folder",

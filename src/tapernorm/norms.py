@@ -8,6 +8,7 @@ hooks and its own forward stay what they were.
 """
 
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ def centred(norm: nn.Module, h: Tensor) -> Tensor:
 
 def norm_scale(norm: nn.Module, h: Tensor) -> Tensor:
     """The per-token scale that `norm` divides by, (..., 1): r(h) or sigma(h), eps included."""
-    eps = norm.eps if norm.eps is not None else torch.finfo(h.dtype).eps
+    eps: Any = norm.eps if norm.eps is not None else torch.finfo(h.dtype).eps
     return (centred(norm, h).square().mean(-1, keepdim=True) + eps).sqrt()
 
 

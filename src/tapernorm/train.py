@@ -247,11 +247,10 @@ class Trainer:
         bad = next((name for name, value in values.items() if not math.isfinite(value)), None)
         if bad is None:
             return
-        if bad == "gradient norm":
-            named = self.model.named_parameters()
-            bad = "the gradient of " + next(n for n, p in named if p.grad is not None and not p.grad.isfinite().all())
-        else:
-            bad = f"the {bad}"
+        bad = f"the {bad}"
+        for name, parameter in self.model.named_parameters():
+            if bad == "the gradient norm" and parameter.grad is not None and not parameter.grad.isfinite().all():
+                bad = f"the gradient of {name}"
         message = (
             f"{self.plan.label}: {bad} is not finite at step {k}; stopped before another update. The last good "
             f"checkpoint is in {self.plan.folder}. The same run would diverge again and is refused: lower train.lr "

@@ -1,6 +1,7 @@
 """A finished model on disk: model.safetensors and config.json in one folder."""
 
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -41,7 +42,7 @@ def load(folder: str | Path) -> Decoder:
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no {name}: give the folder of a finished run")
-    config = read_json(folder / "config.json")
+    config = _read_config(folder / "config.json")
     if config.get("format") != FORMAT:
         raise UserError(f"{folder}/config.json has format {config.get('format')!r}; this version reads {FORMAT}")
     model = Decoder(parse(DecoderConfig, config["decoder"], f"{folder}/config.json"))
@@ -54,12 +55,25 @@ def load(folder: str | Path) -> Decoder:
     return model.eval()
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): run the job that wrote it again") from None
+
+
 def _load_weights(model: Decoder, path: Path) -> None:
     try:
         state = load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}): run the job that wrote it again") from None
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    missing = [name for name in missing if name != "lm_head.weight" or not model.config.tie_head]
-    if missing or unexpected:
-        raise UserError(f"{path} does not fit config.json: missing {missing}, unexpected {unexpected}")
+    expected = model.state_dict()
+    if model.config.tie_head:
+        del expected["lm_head.weight"]
+    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    misshapen = [k for k in sorted(expected.keys() & state.keys()) if state[k].shape != expected[k].shape]
+    if missing or unexpected or misshapen:
+        raise UserError(
+            f"{path} does not fit config.json: missing {missing}, unexpected {unexpected}, of another shape {misshapen}"
+        )
+    model.load_state_dict(state, strict=False)

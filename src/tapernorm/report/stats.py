@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import t as student_t
 
 NAN = float("nan")
 BAND = (2.5, 97.5)  # percentiles over seeds
@@ -74,25 +75,7 @@ def rolling_mean(values: ArrayLike, window: int) -> NDArray[np.float64]:
 
 
 def t_quantile(df: int) -> float:
-    """The q with P(|T| < q) = 95 % for Student's t with `df` degrees of freedom, by bisection."""
+    """The q with P(|T| < q) = 95 % for Student's t with `df` degrees of freedom."""
     if df < 1:
         raise ValueError(f"Student's t needs at least one degree of freedom, got {df}")
-    low, high = 1.9, 13.0  # between the normal's 1.96 and the 12.71 of one degree of freedom
-    for _ in range(60):  # halvings, down to float64 resolution
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_inside(middle, df) < 0.95 else (low, middle)
-    return (low + high) / 2
-
-
-def _t_inside(t: float, df: int) -> float:
-    """P(|T| < t) for whole `df`: the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
-    theta = math.atan(t / math.sqrt(df))
-    sine, cosine = math.sin(theta), math.cos(theta)
-    odd = df % 2
-    term = total = cosine if odd else 1.0
-    for k in range(3 if odd else 2, df - 1, 2):
-        term *= cosine**2 * (k - 1) / k
-        total += term
-    if not odd:
-        return sine * total
-    return 2 / math.pi * (theta + (sine * total if df > 1 else 0.0))
+    return float(student_t.ppf(0.975, df))

@@ -3,15 +3,19 @@
 import textwrap
 from typing import Any
 
+import seaborn
+
 COLUMN_IN, PAGE_IN = 3.4, 7.0  # print widths of one column and of the page
 
-# Okabe and Ito's colours. A dash is (length, gap, ...) in line widths; the same variant looks the same everywhere.
+_COLORS = seaborn.color_palette("colorblind").as_hex()
+
+# A dash is (length, gap, ...) in line widths; the same variant looks the same everywhere.
 LINES: dict[str, dict[str, Any]] = {
     "baseline": {"color": "#000000", "linestyle": "-"},
-    "internal": {"color": "#56B4E9", "linestyle": (0, (1.2, 1))},
-    "internal_aux": {"color": "#0072B2", "linestyle": (0, (5, 1.2))},
-    "all": {"color": "#E69F00", "linestyle": "-"},
-    "all_aux": {"color": "#D55E00", "linestyle": (0, (5, 1.2, 1.2, 1.2))},
+    "internal": {"color": _COLORS[9], "linestyle": (0, (1.2, 1))},
+    "internal_aux": {"color": _COLORS[0], "linestyle": (0, (5, 1.2))},
+    "all": {"color": _COLORS[1], "linestyle": "-"},
+    "all_aux": {"color": _COLORS[3], "linestyle": (0, (5, 1.2, 1.2, 1.2))},
 }
 GATE = {"color": "#595959", "linewidth": 0.9}
 BAND_ALPHA = 0.18

@@ -1,0 +1,75 @@
+"""What the pipeline costs around its training: start-up, the workflow engine, memory."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .report import Figure, figure
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+RUN = "bench-demo"  # the demo under a name of its own
+CORES = 2
+
+
+def measure() -> Iterator[Figure]:
+    """Runs the whole demo once from nothing, so it takes minutes."""
+    help_s = [_seconds("tapernorm", "--help") for _ in range(10)]
+    yield figure("cli.help", help_s, "s", at_most=0.5)
+    dry_run = ("snakemake", "-n", "tables", "figures", "--configfile", "config/paper.yaml")
+    yield figure("workflow.paper_dry_run", [_seconds(*dry_run) for _ in range(3)], "s", at_most=10)
+    yield from _demo()
+    yield figure("pretrain.start_to_first_step", [_first_step_s() for _ in range(5)], "s", at_most=5)
+
+
+def _seconds(*command: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([str(BIN / command[0]), *command[1:]], cwd=ROOT, capture_output=True, check=True)
+    return time.perf_counter() - began
+
+
+def _demo() -> Iterator[Figure]:
+    """Wall time of the demo, the engine's share of it, and the largest job's memory."""
+    results = ROOT / "results" / RUN
+    for folder in (results, ROOT / "figures" / RUN):
+        shutil.rmtree(folder, ignore_errors=True)
+    began = time.time()
+    command = ("snakemake", "--cores", str(CORES), "tables", "figures", "--config", f"run={RUN}")
+    wall_s = _seconds(*command)
+    yield figure("demo.wall_time", wall_s, "s", at_most=300)
+    ideal_s = sum(end - start for start, end in _job_spans(began)) / CORES
+    yield figure("demo.overhead_over_jobs", 100 * (wall_s / ideal_s - 1), "%", at_most=15)
+    peaks = [json.loads(p.read_text())["values"]["peak_mem_bytes"]["value"] for p in results.rglob("result.json")]
+    yield figure("demo.largest_job_memory", max(peaks) / 1e9, "GB", at_most=1)
+
+
+def _job_spans(since: float) -> set[tuple[float, float]]:
+    """(start, end) of every job that Snakemake recorded after `since`; the outputs of one job share theirs."""
+    spans = set()
+    for path in (ROOT / ".snakemake" / "metadata").iterdir():
+        record = json.loads(path.read_text())
+        if record["starttime"] >= since:
+            spans.add((record["starttime"], record["endtime"]))
+    return spans
+
+
+def _first_step_s() -> float:
+    """Seconds from the start of a training process until its first optimizer step is written down."""
+    with tempfile.TemporaryDirectory() as folder:
+        selected = ("--variant", "internal_aux", "--width", "48", "--seed", "1")
+        places = ("--tokens", f"results/{RUN}/data/tokens", "--out", folder)
+        command = [str(BIN / "tapernorm"), "pretrain", "--config", "config/demo.yaml", *selected, *places]
+        began = time.perf_counter()
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+            while not any(p.stat().st_size for p in Path(folder).glob("resume/*/metrics.jsonl")):
+                if job.poll() is not None:
+                    raise RuntimeError(f"the training job ended with status {job.returncode} before its first step")
+                time.sleep(0.01)
+            took = time.perf_counter() - began
+            job.kill()
+    return took

@@ -1,0 +1,136 @@
+"""A second, slow TaperNorm in float64 NumPy, written from the mathematics alone: the judge of the real one.
+
+B batch, T time, D width, H heads, K key-value heads, E head size, F hidden width, V vocabulary.
+"""
+
+import numpy as np
+
+# Norms
+
+
+def rms(h, eps):
+    return np.sqrt(np.sum(h * h, axis=-1, keepdims=True) / h.shape[-1] + eps)
+
+
+def centre(h):
+    return h - np.sum(h, axis=-1, keepdims=True) / h.shape[-1]
+
+
+def sigma(h, eps):
+    return rms(centre(h), eps)  # the biased variance is the mean square of the centred vector
+
+
+def taper_rms_norm(h, g, *, gamma, gamma_t, c, eps):
+    return g * h / rms(h, eps) * gamma + (1 - g) * c * h * gamma_t
+
+
+def taper_layer_norm(h, g, *, gamma, gamma_t, c, beta, eps):
+    return g * centre(h) / sigma(h, eps) * gamma + (1 - g) * c * centre(h) * gamma_t + beta
+
+
+# Calibration
+
+
+def residual(c, h, gamma, eps, *, layer_norm):
+    """E || v / s - c v ||^2 with v = h gamma and s = r(h); for a LayerNorm h is centred first."""
+    h = centre(h) if layer_norm else h
+    return np.mean(np.sum((h / rms(h, eps) * gamma - c * h * gamma) ** 2, axis=-1))
+
+
+def calibration_means(h, gamma, eps, *, layer_norm):
+    """Numerator and denominator of c*: E[||v||^2 / s] and E[||v||^2]."""
+    h = centre(h) if layer_norm else h
+    energy = np.sum((h * gamma) ** 2, axis=-1, keepdims=True)
+    return np.array([np.mean(energy / rms(h, eps)), np.mean(energy)])
+
+
+def corrected_ema(batch_means, m):
+    """sum_i m (1-m)^(n-i) x_i / (1 - (1-m)^n): the closed form of the bias-corrected EMA."""
+    n = len(batch_means)
+    weights = np.array([m * (1 - m) ** (n - 1 - i) for i in range(n)])
+    return np.tensordot(weights, np.array(batch_means), axes=1) / (1 - (1 - m) ** n)
+
+
+# Scale loss
+
+
+def anchor_loss(h, target, weight, eps, *, layer_norm):
+    scale = sigma(h, eps) if layer_norm else rms(h, eps)
+    return weight * np.mean((scale - target) ** 2)
+
+
+def anchor_gradient(h, target, weight, eps, *, layer_norm):
+    """d anchor_loss / dh: 2 lambda (s - s_tgt) / (number of tokens) times v / (D s), v the (centred) h."""
+    v = centre(h) if layer_norm else h
+    scale = rms(v, eps)
+    return 2 * weight * (scale - target) / scale.size * v / (h.shape[-1] * scale)
+
+
+# Losses
+
+
+def log_softmax(z):
+    z = z - z.max(axis=-1, keepdims=True)
+    return z - np.log(np.sum(np.exp(z), axis=-1, keepdims=True))
+
+
+def cross_entropies(logits, targets):
+    return -np.take_along_axis(log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+
+
+# Decoder
+
+
+def rotary_tables(context, head_dim, theta):
+    """cos and sin (context, E/2) of the angle t theta^(-2i/E)."""
+    frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    angles = np.arange(context)[:, None] * frequencies
+    return np.cos(angles), np.sin(angles)
+
+
+def rotate(x, cos, sin):
+    """Turn channels i and i + E/2 of x (T, E) by the table's angle."""
+    half = x.shape[-1] // 2
+    left, right = x[:, :half], x[:, half:]
+    return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+
+
+def attention(x, weights, *, n_head, n_kv_head, cos, sin):
+    """Causal grouped-query attention of one sequence x (T, D); query head i reads key head i // (H/K)."""
+    T, head_dim = len(x), weights["q_proj"].shape[0] // n_head
+    q, k, v = (x @ weights[name].T for name in ("q_proj", "k_proj", "v_proj"))
+    outputs = []
+    for head in range(n_head):
+        mine = slice(head * head_dim, (head + 1) * head_dim)
+        shared = head // (n_head // n_kv_head)
+        theirs = slice(shared * head_dim, (shared + 1) * head_dim)
+        scores = rotate(q[:, mine], cos, sin) @ rotate(k[:, theirs], cos, sin).T / np.sqrt(head_dim)
+        scores[np.triu_indices(T, 1)] = -np.inf
+        outputs.append(np.exp(log_softmax(scores)) @ v[:, theirs])
+    return np.concatenate(outputs, axis=-1) @ weights["o_proj"].T
+
+
+def swiglu(x, weights):
+    gate = x @ weights["gate_proj"].T
+    return (gate / (1 + np.exp(-gate)) * (x @ weights["up_proj"].T)) @ weights["down_proj"].T
+
+
+def decoder(tokens, state, norm, *, n_layer, n_head, n_kv_head, cos, sin):
+    """Logits (T, V) of one sequence of ids (T,).
+
+    `state` maps LLaMA parameter names to arrays; `norm(name, h)` applies the norm of that name.
+    """
+
+    def weights(prefix):
+        found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        return {k.removesuffix(".weight"): v for k, v in found.items()}
+
+    h = state["model.embed_tokens.weight"][tokens]
+    cos, sin = cos[: len(tokens)], sin[: len(tokens)]
+    for i in range(n_layer):
+        block = f"model.layers.{i}."
+        x = norm(block + "input_layernorm", h)
+        heads = {"n_head": n_head, "n_kv_head": n_kv_head, "cos": cos, "sin": sin}
+        h = h + attention(x, weights(block + "self_attn."), **heads)
+        h = h + swiglu(norm(block + "post_attention_layernorm", h), weights(block + "mlp."))
+    return norm("model.norm", h) @ state["lm_head.weight"].T

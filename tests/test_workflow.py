@@ -1,0 +1,231 @@
+"""The workflow on real text: whole runs of Snakemake in a copy of the project, kills included."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.xdist_group("workflow")
+
+ROOT = Path(__file__).parents[1]
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+
+
+def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(SNAKEMAKE), "--cores", "2", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
+
+
+def project(folder: Path) -> Path:
+    """A copy of what Snakemake needs; the package itself is the installed one."""
+    shutil.copy(ROOT / "Snakefile", folder)
+    for name in ("workflow", "config", "profiles"):
+        shutil.copytree(ROOT / name, folder / name)
+    return folder
+
+
+def write_config(folder: Path, name: str, **changes: object) -> str:
+    """config/test.yaml with `section__key=value` changes, under another file name."""
+    config = yaml.safe_load((folder / "config/test.yaml").read_text())
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    (folder / "config" / name).write_text(yaml.safe_dump(config))
+    return f"config/{name}"
+
+
+def planned(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Jobs per rule of a dry-run."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    stats = re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, flags=re.MULTILINE)
+    return {rule: int(count) for rule, count in stats if rule != "total"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The project after `snakemake tables figures` on config/test.yaml."""
+    folder = project(tmp_path_factory.mktemp("project"))
+    done = snakemake(folder, "tables", "figures", "--configfile", "config/test.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_one_command_makes_every_table_and_figure(finished):
+    made = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
+    tables = {f"results/test/tables/table1.{kind}" for kind in ("csv", "md", "tex")}
+    figures = {f"figures/test/figure{n}.{kind}" for n in ("1a", "1b", "2") for kind in ("pdf", "png", "csv")}
+    assert tables | figures <= made
+
+
+def test_table1_holds_the_losses_that_the_runs_wrote(finished):
+    losses = [
+        json.loads(path.read_text())["values"]["valid_ce"]["value"]
+        for path in finished.glob("results/test/pretrain/baseline/d24/seed*/result.json")
+    ]
+    rows = csv.DictReader((finished / "results/test/tables/table1.csv").open())
+    row = next(r for r in rows if r["variant"] == "baseline" and r["d_model"] == "24")
+    assert float(row["valid_ce_mean"]) == pytest.approx(statistics.mean(losses), rel=1e-12)
+    assert int(row["n"]) == len(losses) == 2
+
+
+def test_no_checkpoint_is_left_after_success(finished):
+    assert not list(finished.glob("results/test/pretrain/**/resume*"))
+
+
+def test_every_job_leaves_a_log(finished):
+    logs = {
+        p.relative_to(finished / "results/test/logs").as_posix() for p in finished.glob("results/test/logs/**/*.log")
+    }
+    assert {"corpus.log", "tokenizer.log", "tokens.log", "rows.log", "table1.log", "figure2.log"} <= logs
+    assert "step 40/40" in (finished / "results/test/logs/pretrain/all_aux/d24/seed2.log").read_text()
+
+
+def test_a_second_run_does_nothing(finished):
+    done = snakemake(finished, "tables", "figures", "--configfile", "config/test.yaml")
+    assert "Nothing to be done" in done.stdout + done.stderr
+
+
+def test_a_lost_figure_is_drawn_again_and_nothing_else_runs(finished):
+    figure = finished / "figures/test/figure2.png"
+    before = figure.read_bytes()
+    figure.unlink()
+    assert planned(snakemake(finished, "-n", "figure2", "--configfile", "config/test.yaml")) == {
+        "figure": 1,
+        "figure2": 1,
+    }
+    assert snakemake(finished, "figure2", "--configfile", "config/test.yaml").returncode == 0
+    assert figure.read_bytes() == before
+
+
+REPORT = {"rows": 1, "table": 1, "figure": 3, "tables": 1, "figures": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "retrained"),
+    [
+        ({"taper__end_fraction": 0.8}, 12),  # every tapered job, no Baseline
+        ({"taper__anchor_weight": 0.2}, 8),  # the +aux jobs alone
+        ({"train__lr": 1e-3}, 16),
+    ],
+)
+def test_a_changed_setting_reruns_what_depends_on_it(finished, changes, retrained):
+    config = write_config(finished, "changed.yaml", **changes)
+    plan = planned(snakemake(finished, "-n", "tables", "figures", "--configfile", config))
+    assert plan == REPORT | {"pretrain": retrained}
+
+
+@pytest.mark.parametrize("changes", [{"hardware__tensorboard": True}, {"hardware__device": "auto"}])
+def test_changed_hardware_reruns_nothing(finished, changes):
+    config = write_config(finished, "hardware.yaml", **changes)
+    done = snakemake(finished, "-n", "tables", "figures", "--configfile", config)
+    assert "Nothing to be done" in done.stdout + done.stderr
+
+
+def test_the_paper_config_plans_every_run_of_the_paper():
+    done = snakemake(ROOT, "-n", "tables", "figures", "--configfile", "config/paper.yaml", "--nolock")
+    assert planned(done) | {"pretrain": 0} == {**REPORT, "pretrain": 0, "corpus": 1, "tokenizer": 1, "tokens": 1}
+    assert planned(done)["pretrain"] == 6 * (4 * 3 + 2)  # six seeds: three variants at four widths, two more at one
+
+
+def test_a_misspelt_setting_is_one_clear_error(tmp_path):
+    folder = project(tmp_path)
+    config = write_config(folder, "misspelt.yaml", taper__anchor_wieght=0.1)
+    done = snakemake(folder, "-n", "tables", "--configfile", config)
+    assert done.returncode != 0
+    assert (
+        "taper.anchor_wieght: unknown key; valid keys here are anchor_weight, end_fraction" in done.stdout + done.stderr
+    )
+    assert not (folder / "results").exists()
+
+
+# One training job, long enough to be caught in the middle.
+LONG = {
+    "run": "killed",
+    "seeds": [1],
+    "widths": [{"d_model": 16, "d_ff": 40, "label": "d16", "steps": 400, "variants": ["all_aux"]}],
+}
+TARGET = "results/killed/pretrain/all_aux/d16/seed1/result.json"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = project(tmp_path_factory.mktemp("uninterrupted"))
+    done = snakemake(folder, TARGET, "--configfile", write_config(folder, "killed.yaml", **LONG))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / Path(TARGET).parent
+
+
+def train_until(folder: Path, config: str, step: int) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start Snakemake and return once its training job has logged `step`."""
+    command = [str(SNAKEMAKE), "--cores", "1", TARGET, "--configfile", config]
+    engine = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    run = folder / Path(TARGET).parent
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and engine.poll() is None:
+        lines = [line for path in run.glob("resume/*/metrics.jsonl") for line in path.read_text().splitlines()]
+        if len(lines) > 1 and json.loads(lines[-2])["step"] >= step:
+            return engine, run
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was never reached; Snakemake's status: {engine.poll()}")
+
+
+def trainer_pid(run: Path) -> int:
+    match = re.search(r"process (\d+)", (run / "lock").read_text())
+    assert match is not None
+    return int(match[1])
+
+
+def same_numbers(run: Path, other: Path) -> bool:
+    """Equal weights, bitwise, and equal metrics, their times apart."""
+
+    def metrics(folder: Path) -> list[dict[str, object]]:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in row.items() if k not in ("tokens_per_s", "elapsed_s")} for row in rows]
+
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (run, other)]
+    return weights[0] == weights[1] and metrics(run) == metrics(other)
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_under_snakemake_resumes_bitwise(tmp_path, uninterrupted):
+    folder = project(tmp_path)
+    config = write_config(folder, "killed.yaml", **LONG)
+    engine, run = train_until(folder, config, step=150)
+    os.kill(trainer_pid(run), signal.SIGKILL)
+    assert engine.wait(timeout=60) != 0
+    assert not (run / "result.json").exists()
+    again = snakemake(folder, TARGET, "--configfile", config)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "resuming after step" in (folder / "results/killed/logs/pretrain/all_aux/d16/seed1.log").read_text()
+    assert same_numbers(run, uninterrupted)
+
+
+@pytest.mark.slow
+def test_after_everything_was_killed_unlock_and_the_same_call_go_on(tmp_path, uninterrupted):
+    folder = project(tmp_path)
+    config = write_config(folder, "killed.yaml", **LONG)
+    engine, run = train_until(folder, config, step=150)
+    os.killpg(engine.pid, signal.SIGKILL)
+    engine.wait(timeout=60)
+    refused = snakemake(folder, TARGET, "--configfile", config)
+    assert refused.returncode != 0
+    assert "--unlock" in refused.stdout + refused.stderr
+    assert snakemake(folder, "--unlock", "--configfile", config).returncode == 0
+    again = snakemake(folder, TARGET, "--configfile", config)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert same_numbers(run, uninterrupted)
