@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .folding import FoldReport, fold
     from .models.llama import Decoder
     from .models.store import load
     from .norms import LayerNorm, RMSNorm
@@ -17,22 +18,26 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Decoder": "models.llama",
+    "FoldReport": "folding",
     "GateSchedule": "schedule",
     "LayerNorm": "norms",
     "RMSNorm": "norms",
     "Taper": "taper",
     "attach": "taper",
+    "fold": "folding",
     "gate_at": "schedule",
     "load": "models.store",
     "lr_at": "schedule",
 }
 __all__ = [
     "Decoder",
+    "FoldReport",
     "GateSchedule",
     "LayerNorm",
     "RMSNorm",
     "Taper",
     "attach",
+    "fold",
     "gate_at",
     "load",
     "lr_at",

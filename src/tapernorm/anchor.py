@@ -28,6 +28,14 @@ class ScaleProbe(nn.Module):
         assert isinstance(probe, cls)
         return probe
 
+    @staticmethod
+    def remove(final_norm: nn.Module) -> None:
+        """Take the probe off `final_norm` again, if it has one."""
+        final_norm._modules.pop("probe", None)
+        for key, hook in list(final_norm._forward_pre_hooks.items()):
+            if hook is _keep_hidden:
+                del final_norm._forward_pre_hooks[key]
+
     def scale(self, final_norm: nn.Module) -> Tensor:
         """s of every token of the last forward pass, (B, T, 1), in float32 or wider."""
         if self.hidden is None:

@@ -1,6 +1,6 @@
-"""Where each known architecture keeps its norms: one table."""
+"""Where each known architecture keeps its norms, and which linear maps each norm feeds: one table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -11,20 +11,36 @@ from .errors import UserError
 
 @dataclass(frozen=True)
 class Architecture:
-    """Module names of the norms of a pre-norm Transformer."""
+    """Module names of the norms of a pre-norm Transformer and of their consumers."""
 
     blocks: str  # the list of blocks
-    internal: tuple[str, ...]  # norms of a block, in the order they run
+    internal: Mapping[str, tuple[str, ...]]  # norm of a block -> the linear maps it feeds, in the order they run
     final: str  # the norm before the output head
+    head: str  # the output head
 
     def internal_norms(self, model: nn.Module) -> list[str]:
         """Full names of all internal norms, block 0 upward."""
         depth = len(list(model.get_submodule(self.blocks).children()))
         return [f"{self.blocks}.{i}.{norm}" for i in range(depth) for norm in self.internal]
 
+    def consumers(self, norm: str) -> list[str]:
+        """Full names of the linear maps that the norm of this full name feeds."""
+        if norm == self.final:
+            return [self.head]
+        block, _, name = norm.removeprefix(f"{self.blocks}.").partition(".")
+        return [f"{self.blocks}.{block}.{consumer}" for consumer in self.internal[name]]
+
 
 ARCHITECTURES = {
-    "Decoder": Architecture("model.layers", ("input_layernorm", "post_attention_layernorm"), "model.norm"),
+    "Decoder": Architecture(
+        blocks="model.layers",
+        internal={
+            "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+        },
+        final="model.norm",
+        head="lm_head",
+    ),
 }
 
 

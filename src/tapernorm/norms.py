@@ -18,7 +18,7 @@ from .buffers import WideBuffers
 from .calibrate import RunningMean, least_squares_c
 from .errors import UserError
 
-__all__ = ["Form", "Gate", "LayerNorm", "RMSNorm", "TaperLayerNorm", "TaperNorm", "TaperRMSNorm", "norm_scale", "taper"]
+__all__ = ["FixedScale", "Form", "Gate", "LayerNorm", "RMSNorm", "TaperLayerNorm", "TaperNorm", "TaperRMSNorm", "norm_scale", "taper"]
 
 
 class Form(Enum):
@@ -79,6 +79,10 @@ class TaperNorm(WideBuffers):
         """c * gamma_t, (D,): the diagonal of the linear map."""
         return self.c * self.gamma_t
 
+    def coefficient64(self) -> Tensor:
+        """c * gamma_t in float64, (D,), for folding."""
+        return self.c.double() * self.gamma_t.double()
+
     def linear(self, h: Tensor) -> Tensor:
         """The g = 0 map of h (..., D): c * centred(h) * gamma_t (+ beta)."""
         raise TypeError("TaperNorm is a mixin: use TaperRMSNorm or TaperLayerNorm")
@@ -131,6 +135,28 @@ class TaperLayerNorm(TaperNorm, LayerNorm):
     def linear(self, h: Tensor) -> Tensor:
         scaled = centred(self, h) * self.coefficient().to(h.dtype)
         return scaled if self.bias is None else scaled + self.bias.to(h.dtype)
+
+
+class FixedScale(nn.Module):
+    """The g = 0 map as a module of its own: (h or h - mean(h)) * weight (+ bias); what an unfused fold leaves.
+
+    Args:
+        width: D.
+        centre: subtract the mean, as a LayerNorm does.
+        bias: add a bias.
+    """
+
+    def __init__(self, width: int, *, centre: bool, bias: bool) -> None:
+        super().__init__()
+        self.centre = centre
+        self.weight = nn.Parameter(torch.ones(width))  # c * gamma_t
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.centre:
+            h = h - h.mean(-1, keepdim=True)
+        scaled = h * self.weight
+        return scaled if self.bias is None else scaled + self.bias
 
 
 _TAPERED: dict[type[nn.Module], type[TaperNorm]] = {RMSNorm: TaperRMSNorm, LayerNorm: TaperLayerNorm}

@@ -76,6 +76,12 @@ def taper_of(model: nn.Module) -> "Taper":
     return model.__dict__[_TAPER]
 
 
+def forget_taper(model: nn.Module) -> None:
+    """Take the taper and its probe off `model`, whose norms are no longer its own."""
+    model.__dict__.pop(_TAPER, None)
+    ScaleProbe.remove(model.get_submodule(architecture_of(model).final))
+
+
 class ScaleTarget(WideBuffers):
     """s_tgt: the running mean of the batch-mean pre-logit scale while g = 1, frozen at the taper start."""
 

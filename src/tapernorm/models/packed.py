@@ -1,0 +1,137 @@
+"""A decoder packed for incremental decoding: q,k,v in one matrix, gate,up in another, and no module that does nothing.
+
+B batch, T time, D d_model, H heads, K key-value heads, E head size, S cache capacity, V vocabulary.
+
+Packing changes no number beyond the order of sums; checkpoints keep the Hugging Face names.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .cache import KVCache
+from .llama import Block, Decoder
+
+Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
+
+
+class PackedBlock(nn.Module):
+    """One block over a cache."""
+
+    def __init__(self, block: Block, n_head: int, n_kv_head: int) -> None:
+        super().__init__()
+        self.n_head, self.n_kv_head = n_head, n_kv_head
+        self.grouped = n_head != n_kv_head
+        attention, mlp = block.self_attn, block.mlp
+        self.qkv = _stack(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = attention.o_proj
+        self.gate_up = _stack(mlp.gate_proj, mlp.up_proj)
+        self.down = mlp.down_proj
+        self.attention_norm = _working(block.input_layernorm)
+        self.mlp_norm = _working(block.post_attention_layernorm)
+
+    def forward(
+        self, h: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, position: Position, mask: Tensor | None
+    ) -> Tensor:
+        """h (B, T, D) -> (B, T, D); writes the T new keys and values at `position`."""
+        x = h if self.attention_norm is None else self.attention_norm(h)
+        q, k, v = self._heads(self.qkv(x), cos, sin)
+        keys, values = _write(keys, k, position), _write(values, v, position)
+        causal = mask is None and q.shape[2] > 1
+        y = F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=self.grouped
+        )  # (B, H, T, E)
+        h = h + self.out(y.transpose(1, 2).flatten(2))
+        x = h if self.mlp_norm is None else self.mlp_norm(h)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return h + self.down(F.silu(gate) * up)
+
+    def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, (H + 2 K) E) -> rotated q (B, H, T, E) and k (B, K, T, E), and v (B, K, T, E)."""
+        heads = x.unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1)).transpose(1, 2)
+        qk, v = heads.split((self.n_head + self.n_kv_head, self.n_kv_head), dim=1)
+        left, right = qk.chunk(2, dim=-1)
+        qk = torch.addcmul(qk * cos, torch.cat((right, left), dim=-1), sin)
+        q, k = qk.split((self.n_head, self.n_kv_head), dim=1)
+        return q, k, v
+
+
+class PackedDecoder(nn.Module):
+    """Incremental form of a `Decoder`, tapered at any gate or folded. Weights that need no packing are shared."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        config = model.config
+        self.config = config
+        self.embed = model.model.embed_tokens
+        self.blocks = nn.ModuleList(PackedBlock(b, config.n_head, config.n_kv_head) for b in model.model.layers)
+        self.norm = _working(model.model.norm)
+        self.head = model.lm_head
+        self.rotary = model.model.layers[0].self_attn.rotary
+        self.eval()
+
+    def forward(self, tokens: Tensor, cache: KVCache, position: Position) -> Tensor:
+        """Logits (B, V) after the last of `tokens` (B, T), which stand at `position` ... of the cache.
+
+        A tensor position attends over the whole cache under a mask, so that one graph serves every step; an int
+        attends over what is filled.
+        """
+        h = self.embed(tokens)  # (B, T, D)
+        if cache.pads is None and isinstance(position, int) and (position == 0 or tokens.shape[1] == 1):
+            here = slice(position, position + tokens.shape[1])
+            cos, sin, mask = self.rotary.cos[here].to(h.dtype), self.rotary.sin[here].to(h.dtype), None
+        else:
+            columns = position + torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
+            cos, sin = self._angles(columns, cache, h.dtype)
+            mask = self._mask(columns, cache, position)
+        for block, keys, values in zip(self.blocks, cache.keys, cache.values, strict=True):
+            h = block(h, cos, sin, keys, values, position, mask)
+        h = h[:, -1]
+        return self.head(h if self.norm is None else self.norm(h))
+
+    def _angles(self, columns: Tensor, cache: KVCache, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin, (T, E), or (B, 1, T, E) where pads shift the rows."""
+        if cache.pads is None:
+            return self.rotary.cos[columns].to(dtype), self.rotary.sin[columns].to(dtype)
+        positions = (columns - cache.pads[:, None]).clamp_min(0)[:, None]  # (B, 1, T)
+        return self.rotary.cos[positions].to(dtype), self.rotary.sin[positions].to(dtype)
+
+    def _mask(self, columns: Tensor, cache: KVCache, position: Position) -> Tensor:
+        """Which cache columns each token sees, (B or 1, 1, T, S).
+
+        A pad token sees itself, so that its softmax has something to divide by.
+        """
+        seen = cache.capacity if isinstance(position, Tensor) else position + len(columns)
+        slots = torch.arange(seen, device=columns.device)
+        visible = (slots <= columns[:, None])[None]  # (1, T, S)
+        if cache.pads is not None:
+            visible = visible & (slots >= cache.pads[:, None, None]) | (slots == columns[:, None])
+        return visible[:, None]
+
+
+def _stack(*layers: nn.Linear) -> nn.Linear:
+    """One linear map whose outputs are those of `layers`, one after the other."""
+    first = layers[0]
+    biased = any(layer.bias is not None for layer in layers)
+    width = sum(layer.out_features for layer in layers)
+    stacked = nn.Linear(first.in_features, width, bias=biased, device="meta").to_empty(device=first.weight.device)
+    stacked = stacked.to(first.weight.dtype).requires_grad_(False)
+    stacked.weight.copy_(torch.cat([layer.weight for layer in layers]))
+    if biased:
+        parts = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+        stacked.bias.copy_(torch.cat(parts))
+    return stacked
+
+
+def _working(norm: nn.Module) -> nn.Module | None:
+    return None if isinstance(norm, nn.Identity) else norm
+
+
+def _write(cached: Tensor, new: Tensor, position: Position) -> Tensor:
+    """Put `new` (B, K, T, E) at `position`; what the tokens may look at: the filled part, or all under a mask."""
+    length = new.shape[2]
+    if isinstance(position, Tensor):
+        cached.index_copy_(2, position + torch.arange(length, device=new.device), new)
+        return cached
+    cached[:, :, position : position + length] = new
+    return cached[:, :, : position + length]
