@@ -3,33 +3,37 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
 
+from ..arch import architecture_of
 from ..config import DecoderConfig, parse
 from ..errors import UserError
 from ..files import read_json, whole_file, write_json
-from ..norms import TaperNorm
+from ..norms import FixedScale, LayerNorm, TaperNorm
 from ..taper import attach, taper_of
 from .llama import Decoder
 
 FORMAT = 1
+TAPERED, FIXED, ABSENT = "tapered", "fixed_scale", "absent"  # what may stand in a norm's place
 
 
 def save(model: Decoder, folder: Path) -> None:
-    """Write weights and shape of a decoder, tapered or not; a tied head is stored once.
+    """Write weights and shape of a decoder: plain, tapered or folded. A tied head is stored once.
 
-    The tapered norms are named in config.json; the gate is not stored: a saved taper is loaded at g = 0.
+    config.json names every norm that is not the plain one, and what stands in its place. The gate is not stored:
+    a saved taper is loaded at g = 0.
     """
-    tapered = [name for name, module in model.named_modules() if isinstance(module, TaperNorm)]
     state = {k: v.contiguous() for k, v in model.state_dict().items()}
     if model.config.tie_head:
         del state["lm_head.weight"]
     with whole_file(folder / "model.safetensors") as temporary:
         temporary.write_bytes(to_bytes(state, metadata={"format": "pt"}))
     config = {"format": FORMAT, "architecture": "Decoder", "decoder": model.config.model_dump(mode="json")}
-    write_json(folder / "config.json", config | {"tapered": tapered})
+    write_json(folder / "config.json", config | {"norms": _changed_norms(model)})
 
 
 def load(folder: str | Path) -> Decoder:
@@ -45,14 +49,45 @@ def load(folder: str | Path) -> Decoder:
     config = _read_config(folder / "config.json")
     if config.get("format") != FORMAT:
         raise UserError(f"{folder}/config.json has format {config.get('format')!r}; this version reads {FORMAT}")
+    state = _read_weights(folder / "model.safetensors")
     model = Decoder(parse(DecoderConfig, config["decoder"], f"{folder}/config.json"))
-    if config["tapered"]:
-        final = "model.norm" in config["tapered"]
-        attach(model, final=final, sites=[n for n in config["tapered"] if n != "model.norm"])
-    _load_weights(model, folder / "model.safetensors")
-    if config["tapered"]:
+    _change_norms(model, config["norms"])
+    _grow_biases(model, state)
+    _load_weights(model, state, folder / "model.safetensors")
+    if TAPERED in config["norms"].values():
         taper_of(model).set_gate(0.0)
     return model.eval()
+
+
+def _changed_norms(model: Decoder) -> dict[str, str]:
+    """Norm -> what stands in its place, for every norm that is not plain."""
+    kinds = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT}
+    arch = architecture_of(model)
+    norms = {name: model.get_submodule(name) for name in [*arch.internal_norms(model), arch.final]}
+    return {name: word for name, norm in norms.items() for kind, word in kinds.items() if isinstance(norm, kind)}
+
+
+def _change_norms(model: Decoder, norms: dict[str, str]) -> None:
+    """Bring the norms of a fresh model into the saved form."""
+    arch = architecture_of(model)
+    tapered = [name for name, word in norms.items() if word == TAPERED]
+    if tapered:
+        attach(model, final=arch.final in tapered, sites=[name for name in tapered if name != arch.final])
+    for name, word in norms.items():
+        norm = model.get_submodule(name)
+        if word == FIXED:
+            centre = isinstance(norm, LayerNorm)
+            model.set_submodule(name, FixedScale(model.config.d_model, centre=centre, bias=centre))
+        elif word == ABSENT:
+            model.set_submodule(name, nn.Identity())
+
+
+def _grow_biases(model: Decoder, state: dict[str, Tensor]) -> None:
+    """Give the linear maps the biases that a folded LayerNorm left in them."""
+    for key, value in state.items():
+        owner, _, leaf = key.rpartition(".")
+        if leaf == "bias" and isinstance(layer := model.get_submodule(owner), nn.Linear) and layer.bias is None:
+            layer.bias = nn.Parameter(torch.empty_like(value))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -62,11 +97,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}): run the job that wrote it again") from None
 
 
-def _load_weights(model: Decoder, path: Path) -> None:
+def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
-        state = load_file(path)
+        return load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}): run the job that wrote it again") from None
+
+
+def _load_weights(model: Decoder, state: dict[str, Tensor], path: Path) -> None:
     expected = model.state_dict()
     if model.config.tie_head:
         del expected["lm_head.weight"]
