@@ -61,7 +61,7 @@ def test_c_minimises_the_gain_weighted_residual(kind, width):
     norm.gate.observing = True
     norm(h)
     norm.statistics.update()
-    norm.calibrate()
+    norm.calibrate(norm.best_c())
     layer_norm = kind != "rmsnorm"
     of_c = partial(reference.residual, h=array(h), gamma=array(norm.weight), eps=norm.eps, layer_norm=layer_norm)
     best = minimize_scalar(of_c, bracket=(0.1, 1.0), tol=1e-12).x

@@ -341,5 +341,5 @@ def test_copying_gamma_at_the_taper_start_starts_the_linear_gain_there(kind):
     norm.statistics.update()
     with torch.no_grad():
         norm.weight.copy_(uniform(7, seed=40))  # gamma has trained since attach
-    norm.calibrate()
+    norm.calibrate(norm.best_c())
     assert torch.equal(norm.gamma_t, norm.weight)

@@ -23,7 +23,8 @@ from tapernorm.rng import generator
 from tapernorm.schedule import GateSchedule, gate_at, lr_at
 from tapernorm.train import Diverged, Plan, Trainer, make_optimizer, pick_device
 
-SIZES = {"embeddings": 1, "attention": 8, "mlp": 6, "norms": 5 + 5}  # tensors of the tied model, gamma_t counted
+GROUPS = ("embeddings", "attention", "mlp", "norms")
+PARTS = {"norm": "norms", "self_attn.": "attention", ".mlp.": "mlp"}
 
 
 def batches(job: PretrainJob) -> Callable[[int], Tensor]:
@@ -184,8 +185,8 @@ def test_a_row_says_what_the_step_did(tmp_path: Path, norm: str, variant: str) -
         assert {group["lr"] for group in trainer.optimizer.param_groups} == {row["lr"]}
         assert row["step"] == k
         assert row["ce"] == pytest.approx(F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item())
-        assert row["logit_rms"] == pytest.approx(logits.square().mean().sqrt().item(), rel=1e-6)  # in float32
-        assert row["logit_max"] == pytest.approx(logits.abs().max().item(), rel=1e-6)
+        assert row["logit_rms"] == pytest.approx(logits.square().mean().sqrt().item(), rel=1e-12)
+        assert row["logit_max"] == pytest.approx(logits.abs().max().item(), rel=1e-12)
         assert row["scale_mean"] == pytest.approx(scale.mean().item(), rel=1e-12)
         assert row["scale_max"] == pytest.approx(scale.max().item(), rel=1e-12)
         if variant == "baseline" or k < START:
@@ -197,17 +198,9 @@ def test_a_row_says_what_the_step_did(tmp_path: Path, norm: str, variant: str) -
             assert row["aux"] == pytest.approx(0.1 * (scale - ema).square().mean().item(), rel=1e-9)
         assert row["loss"] == row["ce"] + row["aux"]
 
-        squares = {name: 0.0 for name in SIZES}
+        squares = dict.fromkeys(GROUPS, 0.0)
         for name, gradient in gradients.items():
-            group = (
-                "norms"
-                if "norm" in name
-                else "attention"
-                if "_attn." in name
-                else "mlp"
-                if ".mlp." in name
-                else "embeddings"
-            )
+            group = next((g for part, g in PARTS.items() if part in name), "embeddings")
             squares[group] += 0.0 if gradient is None else gradient.square().sum().item()
         for group, square in squares.items():
             assert row[f"grad_norm_{group}"] == pytest.approx(math.sqrt(square), rel=1e-12)
@@ -279,7 +272,7 @@ def poison_head(trainer: Trainer, factor: float) -> None:
 
 CASES = {
     "an infinite weight": (lambda t: poison_head(t, math.inf), "the cross-entropy"),
-    "a gradient that overflows": (lambda t: poison_head(t, 1e38), "the gradient of model."),
+    "a gradient that overflows": (lambda t: poison_head(t, 3e37), "the gradient of model."),
     "finite gradients, infinite norm": (lambda t: poison_head(t, 1e21), "the gradient norm"),
     "an anchor that overflows": (lambda t: t.taper.scale_target.fill_(-1e30), "the anchor loss"),
 }
@@ -371,11 +364,8 @@ def test_the_gate_is_shut_for_the_final_score(tmp_path: Path) -> None:
 
     trainer = make_trainer(make_job(eval_every=6), tmp_path, validate=validate)
     score = trainer.run()
-    assert gates == [
-        gate_at(5, GateSchedule(START, STEPS)),
-        pytest.approx(gate_at(11, GateSchedule(START, STEPS))),
-        0.0,
-    ]
+    schedule = GateSchedule(START, STEPS)
+    assert gates == [np.float32(gate_at(5, schedule)), np.float32(gate_at(11, schedule)), 0.0]
     assert score.ce == 0.5
 
 

@@ -54,7 +54,7 @@ def evaluate(
     batch: int,
     device: torch.device,
 ) -> Evaluation:
-    """Score a token stream (n,) in float32, in non-overlapping windows, every target but the first token counted.
+    """Score a token stream (n,) in float32 or wider, in non-overlapping windows; all targets but the first token count.
 
     `logits_of` maps ids (b, t) to logits (b, t, V); a module is put into eval mode for the pass and back.
     """
@@ -66,7 +66,8 @@ def evaluate(
     try:
         for inputs, targets in scoring_windows(tokens, context=context, batch=batch):
             logits = logits_of(inputs.to(device)).flatten(0, 1)
-            nats += F.cross_entropy(logits.float(), targets.to(device).flatten(), reduction="sum")
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            nats += F.cross_entropy(wide, targets.to(device).flatten(), reduction="sum")
     finally:
         if module is not None:
             module.train(training)

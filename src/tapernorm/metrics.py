@@ -46,7 +46,8 @@ class StepMeter:
 
     def add(self, share: float, logits: Tensor, scale: Tensor) -> None:
         """A micro-batch that is `share` of the batch: logits (b, T, V), pre-logit scale (b, T, 1)."""
-        logits, scale = logits.detach().float(), scale.detach()
+        logits, scale = logits.detach(), scale.detach()
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         low, high = logits.aminmax()
         self._logit_square += share * (torch.linalg.vector_norm(logits).item() ** 2 / logits.numel())
         self._logit_max = max(self._logit_max, high.item(), -low.item())

@@ -105,12 +105,11 @@ class TaperNorm(WideBuffers):
         sums = torch.stack([(energy / norm_scale(self, h)).sum(), energy.sum()])
         self.statistics.add(sums, energy.numel())
 
-    @torch.no_grad()
-    def calibrate(self) -> None:
-        """c <- c*, gamma_t <- gamma (section 4).
+    def best_c(self) -> Tensor:
+        """c*, a scalar, from the statistics (section 4).
 
         Raises:
-            UserError: no statistics were collected, or they are not finite.
+            UserError: none were collected, or they are not finite.
         """
         c = least_squares_c(self.statistics.value())
         if not torch.isfinite(c):
@@ -118,6 +117,11 @@ class TaperNorm(WideBuffers):
                 f"cannot calibrate after {int(self.statistics.updates)} updates of its statistics (c* = {c.item()}): "
                 "train at g = 1 inside Taper.observe() before the taper starts"
             )
+        return c
+
+    @torch.no_grad()
+    def calibrate(self, c: Tensor) -> None:
+        """c <- c*, gamma_t <- gamma."""
         self.c.copy_(c)
         self.gamma_t.copy_(self.weight)
 

@@ -172,8 +172,9 @@ class Taper:
         Raises:
             UserError: nothing was observed, or it was not finite.
         """
-        for norm in self._norms.values():
-            norm.calibrate()
+        constants = [norm.best_c() for norm in self._norms.values()]  # all of them, or nothing changes
+        for norm, c in zip(self._norms.values(), constants, strict=True):
+            norm.calibrate(c)
         self._target.target.copy_(self._target.running.value()[0])
         self.calibrated = True
 

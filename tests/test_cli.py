@@ -1,0 +1,256 @@
+"""The command line: instant help, one job however it is named, one clear line per error, nothing half-written."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import HARDWARE, VOCABULARY, command, make_job, outcome_of, write_stream
+
+import tapernorm
+import tapernorm.pretrain
+from tapernorm.cli import main
+from tapernorm.config import canonical_json, load_config
+
+CONFIG = str(Path(__file__).parent.parent / "config" / "test.yaml")
+VERBS = {"corpus", "tokenizer", "tokens", "pretrain", "evaluate", "rows", "table", "figure", "schema"}
+
+HELP = """
+import contextlib, io, sys
+from tapernorm.cli import main
+for verb in sys.argv[1:]:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main([verb, "--help"])
+    assert f"tapernorm {verb}" in text.getvalue(), text.getvalue()
+heavy = sorted({"torch", "numpy", "pandas", "sentencepiece", "datasets", "matplotlib", "yaml"} & set(sys.modules))
+print(heavy)
+"""
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_stream(tmp_path_factory.mktemp("data") / "tokens")
+
+
+def complaint(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """What `tapernorm ARGUMENTS` says when it refuses, without its name."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("tapernorm: ")
+    assert "Traceback" not in captured.err
+    return captured.err.removeprefix("tapernorm: ")
+
+
+# --- help ---
+
+
+def test_help_of_every_verb_imports_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, *VERBS], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_help_lists_every_verb(capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    listed = {
+        line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("    ") and line.split()
+    }
+    assert listed >= VERBS
+
+
+def test_version(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == tapernorm.__version__ + "\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-verb"], ["pretrain"], ["table", "table9"]])
+def test_what_cannot_be_parsed_shows_the_usage(arguments: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert "usage: tapernorm" in capsys.readouterr().err
+
+
+# --- jobs ---
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of `pretrain`, which does nothing."""
+    calls: list[tuple[Any, ...]] = []
+
+    def pretrain(*arguments: Any) -> dict[str, Any]:
+        calls.append(arguments)
+        return {"values": {"valid_ce": {"value": 1.0}, "bits_per_byte": {"value": 1.0}}}
+
+    monkeypatch.setattr(tapernorm.pretrain, "pretrain", pretrain)
+    return calls
+
+
+@pytest.mark.parametrize("variant", ["baseline", "internal", "all_aux"])
+def test_a_job_and_a_config_name_the_same_job(called: list, variant: str) -> None:
+    folders = ["--tokens", "tokens", "--out", "out"]
+    settings = ["--set", "train.lr=0.01", "--set", "seeds=[5]"]
+    cell = ["--variant", variant, "--width", "24", "--seed", "5"]
+    assert main(["pretrain", "--config", CONFIG, *settings, *cell, *folders]) == 0
+    config = load_config(CONFIG, ["train.lr=0.01", "seeds=[5]"])
+    job = config.pretrain_job(variant, 24, 5)
+    given = ["--job", canonical_json(job), "--hardware", canonical_json(config.hardware)]
+    assert main(["pretrain", *given, *folders]) == 0
+    assert called == [(job, Path("tokens"), Path("out"), config.hardware)] * 2
+    assert job.train.lr == 0.01
+    assert (job.taper is None) == (variant == "baseline")
+
+
+def test_threads_replace_those_of_the_config(called: list) -> None:
+    cell = ["--variant", "baseline", "--width", "24", "--seed", "1", "--tokens", "t", "--out", "o"]
+    assert main(["pretrain", "--config", CONFIG, *cell, "--threads", "7"]) == 0
+    assert called[0][3] == load_config(CONFIG).hardware.model_copy(update={"threads": 7})
+
+
+def test_a_run_from_the_command_line_scores_and_can_be_evaluated(tokens: Path, tmp_path: Path, capsys) -> None:
+    assert main(command(make_job(), tokens, tmp_path / "run")) == 0
+    score = json.loads((tmp_path / "run" / "result.json").read_text())["values"]["valid_ce"]["value"]
+    assert f"valid_ce {score:.4f} nats/token" in capsys.readouterr().out
+    outcome_of(tmp_path / "run")
+    file = tmp_path / "scores" / "valid.json"
+    assert main(["evaluate", "--model", str(tmp_path / "run"), "--tokens", str(tokens), "--out", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found == json.loads(capsys.readouterr().out)
+    assert found["ce_nats_per_token"] == pytest.approx(score, rel=1e-6)  # in other batches
+    assert found["tokens"] == 100
+
+
+# --- errors ---
+
+
+JOB, HARD = canonical_json(make_job()), canonical_json(HARDWARE)
+CELL = ["--variant", "all", "--width", "24", "--seed", "1"]
+REFUSED = {
+    "no such config": (["--config", "absent.yaml", *CELL], "no config file 'absent.yaml'"),
+    "a folder as config": (["--config", "."], "Is a directory"),
+    "a config without its cell": (["--config", CONFIG, "--variant", "all"], "needs --width, --seed"),
+    "a width that is not there": (["--config", CONFIG, *CELL[:2], "--width", "7", *CELL[4:]], "no width 7"),
+    "an unknown setting": (["--config", CONFIG, *CELL, "--set", "train.rate=1"], "no setting 'train.rate'"),
+    "an impossible setting": (["--config", CONFIG, *CELL, "--set", "train.lr=-1"], "train.lr: Input should be greater"),
+    "a setting without a value": (["--config", CONFIG, *CELL, "--set", "train.lr"], "write it as key.path=value"),
+    "a value that is not YAML": (["--config", CONFIG, *CELL, "--set", "train.lr=[1"], "train.lr=[1"),
+    "a job that is not JSON": (["--job", "{", "--hardware", HARD], "--job is not JSON"),
+    "a job of another kind": (["--job", "[]", "--hardware", HARD], "--job is not a valid PretrainJob"),
+    "a job with more keys": (["--job", JOB[:-1] + ',"x":1}', "--hardware", HARD], "x: unknown key; valid keys here"),
+    "a job without hardware": (["--job", JOB], "needs --hardware"),
+    "hardware that is not JSON": (["--job", JOB, "--hardware", "cpu"], "--hardware is not JSON"),
+    "a job and a setting": (["--job", JOB, "--hardware", HARD, "--set", "train.lr=1"], "--set changes a --config"),
+    "a job and a cell": (["--job", JOB, "--hardware", HARD, "--seed", "0"], "--seed choose a job of a --config file"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_before_any_work(tokens: Path, tmp_path: Path, capsys, case: str) -> None:
+    arguments, said = REFUSED[case]
+    out = tmp_path / "out"
+    assert said in complaint(capsys, ["pretrain", *arguments, "--tokens", str(tokens), "--out", str(out)])
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "two"])
+def test_threads_must_be_positive(threads: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["pretrain", "--job", JOB, "--hardware", HARD, "--threads", threads, "--tokens", "t", "--out", "o"])
+    assert "--threads" in capsys.readouterr().err
+
+
+def test_tokens_that_are_not_there(tmp_path: Path, capsys) -> None:
+    said = complaint(capsys, command(make_job(), tmp_path / "absent", tmp_path / "out"))
+    assert "no tokens in" in said
+    assert "tapernorm tokens" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_the_run_folder_should_be(tokens: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "out").write_text("mine")
+    said = complaint(capsys, command(make_job(), tokens, tmp_path / "out"))
+    assert "File exists" in said
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("verb", ["corpus", "tokenizer", "tokens", "pretrain", "table", "figure"])
+def test_every_configured_verb_explains_a_bad_config(tmp_path: Path, capsys, verb: str) -> None:
+    config = tmp_path / "bad.yaml"
+    config.write_text(Path(CONFIG).read_text().replace("seeds: [1, 2]", "seeds: [1, 1]").replace("run: test", ""))
+    needs = {
+        "corpus": [],
+        "tokenizer": ["--corpus", "c"],
+        "tokens": ["--corpus", "c", "--tokenizer", "t"],
+        "pretrain": ["--tokens", "t", *CELL],
+        "table": ["table1", "--rows", "r"],
+        "figure": ["figure2", "--rows", "r"],
+    }[verb]
+    said = complaint(capsys, [verb, *needs, "--config", str(config), "--out", str(tmp_path / "out")])
+    assert "run: missing" in said
+    assert "seeds" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_not_scored_on_tokens_of_another_vocabulary(tokens: Path, tmp_path: Path, capsys) -> None:
+    assert main(command(make_job(), tokens, tmp_path / "run")) == 0
+    other = write_stream(tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest | {"vocab_size": VOCABULARY + 1}))
+    capsys.readouterr()
+    arguments = ["evaluate", "--model", str(tmp_path / "run"), "--tokens", str(other)]
+    assert f"vocabulary of {VOCABULARY + 1} and the model one of {VOCABULARY}" in complaint(capsys, arguments)
+
+
+def test_a_model_that_is_not_there(tokens: Path, tmp_path: Path, capsys) -> None:
+    said = complaint(capsys, ["evaluate", "--model", str(tmp_path), "--tokens", str(tokens)])
+    assert "holds no config.json" in said
+
+
+@pytest.mark.parametrize("batch", ["0", "-2"])
+def test_a_batch_must_be_positive(batch: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--model", "m", "--tokens", "t", "--batch", batch])
+    assert "is not a positive number" in capsys.readouterr().err
+
+
+def raising(error: BaseException):
+    def pretrain(*_: Any) -> None:
+        raise error
+
+    return pretrain
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(tapernorm.pretrain, "pretrain", raising(KeyboardInterrupt()))
+    assert main(command(make_job(), Path("t"), Path("o"))) == 130
+    assert capsys.readouterr().err == "tapernorm: interrupted; the same command resumes from the last checkpoint\n"
+
+
+def test_a_full_disk_anywhere_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+    monkeypatch.setattr(tapernorm.pretrain, "pretrain", raising(full))
+    said = complaint(capsys, command(make_job(), Path("t"), Path("o")))
+    assert "No space left on device: 'somewhere'" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken disk"), RuntimeError("a bug"), ValueError("a bug")])
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(tapernorm.pretrain, "pretrain", raising(error))
+    with pytest.raises(type(error), match=r"broken disk|a bug"):
+        main(command(make_job(), Path("t"), Path("o")))
+
+
+def test_the_schema_can_be_written(tmp_path: Path) -> None:
+    assert main(["schema", "--out", str(tmp_path / "schema.json")]) == 0
+    assert "widths" in json.loads((tmp_path / "schema.json").read_text())["properties"]
