@@ -135,6 +135,25 @@ class HardwareConfig(Strict):
     tensorboard: bool  # event files beside the JSON lines
 
 
+class BenchConfig(Strict):
+    """The decoding benchmark (section 11), on the widest Internal-Taper (+aux) model."""
+
+    dtype: Literal["float32", "bfloat16"]
+    batches: tuple[PositiveInt, ...]
+    prompts: tuple[PositiveInt, ...]  # tokens
+    new_tokens: PositiveInt  # decoded after each prompt
+    block: PositiveInt  # decode steps between two synchronisations: one sample
+    rounds: PositiveInt  # samples of every arm
+    warmup: Annotated[int, Field(ge=1)]  # untimed rounds
+    modes: tuple[Literal["eager", "compile", "cudagraph"], ...]
+
+    @model_validator(mode="after")
+    def _blocks_fit(self) -> Self:
+        if self.block > self.new_tokens:
+            raise ValueError(f"block ({self.block}) exceeds new_tokens ({self.new_tokens})")
+        return self
+
+
 class Assumption(Strict):
     """A choice that the paper's text does not give."""
 
@@ -155,6 +174,7 @@ class Config(Strict):
     widths: tuple[WidthConfig, ...]
     train: TrainConfig
     taper: TaperConfig
+    bench: BenchConfig
     hardware: HardwareConfig
     assumptions: tuple[Assumption, ...]
 

@@ -18,7 +18,18 @@ from .buffers import WideBuffers
 from .calibrate import RunningMean, least_squares_c
 from .errors import UserError
 
-__all__ = ["FixedScale", "Form", "Gate", "LayerNorm", "RMSNorm", "TaperLayerNorm", "TaperNorm", "TaperRMSNorm", "norm_scale", "taper"]
+__all__ = [
+    "FixedScale",
+    "Form",
+    "Gate",
+    "LayerNorm",
+    "RMSNorm",
+    "TaperLayerNorm",
+    "TaperNorm",
+    "TaperRMSNorm",
+    "norm_scale",
+    "taper",
+]
 
 
 class Form(Enum):

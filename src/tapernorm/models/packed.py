@@ -31,12 +31,19 @@ class PackedBlock(nn.Module):
         self.mlp_norm = _working(block.post_attention_layernorm)
 
     def forward(
-        self, h: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, position: Position, mask: Tensor | None
+        self,
+        h: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cached: tuple[Tensor, Tensor] | None,
+        position: Position,
+        mask: Tensor | None,
     ) -> Tensor:
-        """h (B, T, D) -> (B, T, D); writes the T new keys and values at `position`."""
+        """h (B, T, D) -> (B, T, D); writes the T new keys and values at `position` of the cache, if there is one."""
         x = h if self.attention_norm is None else self.attention_norm(h)
-        q, k, v = self._heads(self.qkv(x), cos, sin)
-        keys, values = _write(keys, k, position), _write(values, v, position)
+        q, keys, values = self._heads(self.qkv(x), cos, sin)
+        if cached is not None:
+            keys, values = _write(cached[0], keys, position), _write(cached[1], values, position)
         causal = mask is None and q.shape[2] > 1
         y = F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=self.grouped
@@ -70,31 +77,34 @@ class PackedDecoder(nn.Module):
         self.rotary = model.model.layers[0].self_attn.rotary
         self.eval()
 
-    def forward(self, tokens: Tensor, cache: KVCache, position: Position) -> Tensor:
+    def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
         """Logits (B, V) after the last of `tokens` (B, T), which stand at `position` ... of the cache.
 
         A tensor position attends over the whole cache under a mask, so that one graph serves every step; an int
-        attends over what is filled.
+        attends over what is filled. Without a cache the tokens are all there is.
         """
         h = self.embed(tokens)  # (B, T, D)
-        if cache.pads is None and isinstance(position, int) and (position == 0 or tokens.shape[1] == 1):
-            here = slice(position, position + tokens.shape[1])
-            cos, sin, mask = self.rotary.cos[here].to(h.dtype), self.rotary.sin[here].to(h.dtype), None
-        else:
-            columns = position + torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
-            cos, sin = self._angles(columns, cache, h.dtype)
-            mask = self._mask(columns, cache, position)
-        for block, keys, values in zip(self.blocks, cache.keys, cache.values, strict=True):
-            h = block(h, cos, sin, keys, values, position, mask)
+        cos, sin, mask = self._geometry(tokens, cache, position, h.dtype)
+        for index, block in enumerate(self.blocks):
+            cached = None if cache is None else (cache.keys[index], cache.values[index])
+            h = block(h, cos, sin, cached, position, mask)
         h = h[:, -1]
         return self.head(h if self.norm is None else self.norm(h))
 
-    def _angles(self, columns: Tensor, cache: KVCache, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, (T, E), or (B, 1, T, E) where pads shift the rows."""
-        if cache.pads is None:
-            return self.rotary.cos[columns].to(dtype), self.rotary.sin[columns].to(dtype)
-        positions = (columns - cache.pads[:, None]).clamp_min(0)[:, None]  # (B, 1, T)
-        return self.rotary.cos[positions].to(dtype), self.rotary.sin[positions].to(dtype)
+    def _geometry(
+        self, tokens: Tensor, cache: KVCache | None, position: Position, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """cos and sin, (T, E) or where pads shift the rows (B, 1, T, E), and the mask, None where causality says it."""
+        length = tokens.shape[1]
+        pads = None if cache is None else cache.pads
+        if pads is None and isinstance(position, int) and (position == 0 or length == 1):
+            here = slice(position, position + length)
+            return self.rotary.cos[here].to(dtype), self.rotary.sin[here].to(dtype), None
+        assert cache is not None
+        columns = position + torch.arange(length, device=tokens.device)  # (T,)
+        shifted = columns if pads is None else (columns - pads[:, None]).clamp_min(0)[:, None]  # (T,) or (B, 1, T)
+        mask = self._mask(columns, cache, position)
+        return self.rotary.cos[shifted].to(dtype), self.rotary.sin[shifted].to(dtype), mask
 
     def _mask(self, columns: Tensor, cache: KVCache, position: Position) -> Tensor:
         """Which cache columns each token sees, (B or 1, 1, T, S).

@@ -75,15 +75,22 @@ def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFr
 
 def read_result(path: Path) -> dict[str, Any]:
     """The columns of one result file."""
+    document = read_document(path, KIND)
+    return {column: value_at(document, place, path) for column, place in _COLUMNS.items()}
+
+
+def read_document(path: Path, kind: str) -> dict[str, Any]:
+    """A JSON file that a job wrote, of this `kind` and of the schema that this version reads."""
     document = _parse(path, _text_of(path))
-    for key, wanted in (("schema_version", SCHEMA_VERSION), ("kind", KIND)):
+    for key, wanted in (("schema_version", SCHEMA_VERSION), ("kind", kind)):
         found = document.get(key) if isinstance(document, dict) else None
         if found != wanted:
             raise UserError(f"{path}: {key} is {found!r} and this version reads {wanted!r}: run the job again")
-    return {column: _value_at(document, place, path) for column, place in _COLUMNS.items()}
+    return document
 
 
-def _value_at(document: dict[str, Any], place: str, path: Path) -> Any:
+def value_at(document: dict[str, Any], place: str, path: Path) -> Any:
+    """What stands at a dotted `place`; under `values`, its number without the unit."""
     try:
         value = reduce(lambda node, key: node[key], place.split("."), document)
         return value["value"] if place.startswith("values.") else value

@@ -1,0 +1,73 @@
+"""The models that a decoding benchmark compares, all made from one tapered checkpoint.
+
+Weights do not change speed, so one checkpoint serves every arm; what differs is what stands in the norms' places.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from .errors import UserError
+from .folding import fold
+from .models.llama import Decoder, make_norm
+from .models.packed import PackedDecoder
+from .norms import TaperNorm
+from .taper import forget_taper
+
+ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")
+
+
+class NaiveRMSNorm(nn.Module):
+    """RMSNorm as eager model code spells it out, several kernels long."""
+
+    def __init__(self, gamma: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(gamma.detach().clone())
+        self.eps = eps
+
+    def forward(self, h: Tensor) -> Tensor:
+        wide = h.to(torch.float32)
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * (wide * scale).to(h.dtype)
+
+
+@torch.no_grad()
+def make_arms(gated: Decoder, dtype: torch.dtype) -> dict[str, PackedDecoder]:
+    """Every arm of `ARMS`, packed for decoding, in `dtype`, on the device of `gated` (tapered, at g = 0).
+
+    Raises:
+        UserError: the model is no tapered RMSNorm model.
+    """
+    names = [name for name, module in gated.named_modules() if isinstance(module, TaperNorm)]
+    if gated.config.norm != "rmsnorm" or not names:
+        raise UserError(f"the benchmark compares RMSNorm with its tapered forms; this model is {gated.config.norm!r}")
+    made = {
+        "baseline_naive": _with_norms(gated, naive=True),
+        "baseline": _with_norms(gated, naive=False),
+        "unfused": fold(gated, fused=False)[0],
+        "fused": fold(gated, fused=True)[0],
+        "identity": _with_norms(gated, naive=None),
+    }
+    return {arm: PackedDecoder(model.to(dtype).requires_grad_(False)) for arm, model in made.items()}
+
+
+def _with_norms(gated: Decoder, *, naive: bool | None) -> Decoder:
+    """A copy with every norm plain, spelt out (naive), or gone (None)."""
+    model = copy.deepcopy(gated)
+    forget_taper(model)
+    for name, module in gated.named_modules():
+        if name.endswith("norm") and isinstance(getattr(module, "weight", None), nn.Parameter):
+            model.set_submodule(name, _norm_like(gated, module, naive=naive))
+    return model
+
+
+def _norm_like(gated: Decoder, norm: nn.Module, *, naive: bool | None) -> nn.Module:
+    gamma = norm.get_parameter("weight")
+    if naive is None:
+        return nn.Identity()
+    if naive:
+        return NaiveRMSNorm(gamma, gated.config.norm_eps)
+    plain = make_norm(gated.config).to(gamma)
+    plain.weight.copy_(gamma)
+    return plain

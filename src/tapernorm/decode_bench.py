@@ -1,0 +1,259 @@
+"""Decoding speed with and without norms (method.md section 11): the measurement behind Tables 2, 2x and 2v1.
+
+Every sample of an arm is paired with those of the other arms in the same round; `bench.interleave` times
+them in turn. Prefill and decode are timed apart. Nothing is timed before the folded arms gave the logits
+of the gated model.
+"""
+
+import copy
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arms import make_arms
+from .bench import Samples, interleave
+from .config import BenchConfig
+from .decode import decode_step, prefill
+from .errors import UserError
+from .models.cache import KVCache
+from .models.llama import Decoder, RotaryTable
+from .models.packed import PackedDecoder
+from .rng import generator
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_CHECKED = ("unfused", "fused")
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # of the logits' RMS: far above rounding, far below a wrong fold
+_BANDWIDTH_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}  # far larger than a last-level cache
+
+
+class Stepper:
+    """Greedy decoding of one arm in one mode, a block of steps at a time, synchronised at the end."""
+
+    def __init__(self, model: PackedDecoder, tokens: Tensor, capacity: int, mode: str) -> None:
+        self.model, self.mode = model, mode
+        self.device = tokens.device
+        weight = model.embed.weight
+        self.cache = KVCache.allocate(
+            model.config, batch=len(tokens), capacity=capacity, dtype=weight.dtype, device=self.device
+        )
+        self.start = tokens.shape[1]
+        self.token = prefill(model, tokens, self.cache).argmax(-1)
+        self.position = torch.tensor(self.start, device=self.device)
+        self._step = self._fixed_step
+        if mode == "compile":
+            self._step = torch.compile(self._fixed_step, dynamic=False)
+        elif mode == "cudagraph":
+            self._graph = self._capture()
+
+    def run(self, first: int, steps: int) -> None:
+        """Decode `steps` tokens from `first` tokens past the prompt on."""
+        if self.mode == "eager":
+            for position in range(self.start + first, self.start + first + steps):
+                self.token = decode_step(self.model, self.token, self.cache, position).argmax(-1)
+        else:
+            self.position.fill_(self.start + first)
+            for _ in range(steps):
+                self._advance()
+        synchronize(self.device)
+
+    @torch.inference_mode()
+    def _advance(self) -> None:
+        if self.mode == "cudagraph":
+            self._graph.replay()
+        else:
+            self.token = self._step(self.token, self.position)
+        self.position += 1
+
+    def _fixed_step(self, token: Tensor, position: Tensor) -> Tensor:
+        return self.model(token[:, None], self.cache, position).argmax(-1)
+
+    @torch.inference_mode()
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):  # warm-up outside the capture, as CUDA graphs ask for
+            for _ in range(3):
+                self._fixed_step(self.token, self.position)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.token.copy_(self._fixed_step(self.token, self.position))
+        return graph
+
+
+def bench_decode(gated: Decoder, job: BenchConfig) -> dict[str, Any]:
+    """Time prefill and KV-cached decoding of every arm; cells of raw samples, with the checks made before.
+
+    Raises:
+        UserError: a folded arm does not give the gated model's logits.
+    """
+    longest = max(job.prompts) + job.new_tokens
+    arms = make_arms(with_context(gated, longest), DTYPES[job.dtype])
+    modes, unavailable = available_modes(job.modes, _device(gated))
+    cells: list[dict[str, Any]] = []
+    checks = check_arms(gated, arms, job)
+    for batch in job.batches:
+        for prompt in job.prompts:
+            tokens = random_tokens(gated, batch, prompt)
+            cells += _prefill_cells(arms, tokens, job)
+            for mode in modes:
+                cells += _decode_cells(arms, tokens, mode, job)
+    return {"cells": cells, "unavailable": unavailable, "checks": checks}
+
+
+def bench_last_token(gated: Decoder, job: BenchConfig) -> dict[str, Any]:
+    """Time what the paper's first version did: a full forward of T tokens without a cache, logits of the last."""
+    arms = make_arms(with_context(gated, max(job.prompts)), DTYPES[job.dtype])
+    checks = check_arms(gated, arms, job)
+    cells: list[dict[str, Any]] = []
+    for batch in job.batches:
+        for prompt in job.prompts:
+            cells += _prefill_cells(arms, random_tokens(gated, batch, prompt), job, phase="forward")
+    return {"cells": cells, "unavailable": [], "checks": checks}
+
+
+def with_context(model: Decoder, context: int) -> Decoder:
+    """The same weights with rotary tables for at least `context` tokens: speed is measured past what was trained."""
+    if context <= model.config.context:
+        return model
+    longer = copy.deepcopy(model)
+    longer.config = model.config.model_copy(update={"context": context})
+    table = RotaryTable(longer.config).to(model.lm_head.weight.device)
+    for block in longer.model.layers:
+        block.get_submodule("self_attn").rotary = table
+    return longer
+
+
+def random_tokens(model: Decoder, batch: int, length: int) -> Tensor:
+    """Prompts (B, T) of random ids; speed does not depend on them."""
+    ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator(0, "bench/prompts"))
+    return ids.to(_device(model))
+
+
+@torch.inference_mode()
+def check_arms(gated: Decoder, arms: Mapping[str, PackedDecoder], job: BenchConfig) -> dict[str, Any]:
+    """The largest logit difference of each folded arm against the gated model at g = 0, on a prompt.
+
+    Raises:
+        UserError: it is not rounding.
+    """
+    tokens = random_tokens(gated, 2, min(gated.config.context, 64))
+    expected = gated(tokens)[:, -1].float()
+    scale = expected.square().mean().sqrt().item()
+    checks = {}
+    for arm in _CHECKED:
+        difference = (arms[arm](tokens).float() - expected).abs().max().item()
+        if not difference <= _TOLERANCE[job.dtype] * scale:
+            raise UserError(
+                f"the {arm} arm differs from the gated model by {difference:g} (logit RMS {scale:g})"
+            )
+        checks[arm] = {"largest_logit_difference": difference, "logit_scale": scale}
+    return checks
+
+
+def available_modes(modes: Sequence[str], device: torch.device) -> tuple[list[str], list[dict[str, str]]]:
+    """Which modes this machine can run, and why not the others."""
+    reasons = {}
+    if device.type != "cuda":
+        reasons["cudagraph"] = "CUDA graphs need a GPU"
+        if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+            reasons["compile"] = "torch.compile needs a C++ compiler on a CPU, and none is installed"
+    usable = [mode for mode in modes if mode not in reasons]
+    return usable, [{"mode": mode, "reason": reasons[mode]} for mode in modes if mode in reasons]
+
+
+def _decode_cells(
+    arms: Mapping[str, PackedDecoder], tokens: Tensor, mode: str, job: BenchConfig
+) -> Iterator[dict[str, Any]]:
+    torch._dynamo.reset()
+    steppers = {arm: Stepper(model, tokens, tokens.shape[1] + job.new_tokens, mode) for arm, model in arms.items()}
+
+    def block_of(stepper: Stepper) -> Callable[[], None]:
+        starts = itertools.cycle(range(0, job.new_tokens - job.block + 1, job.block))
+        return lambda: stepper.run(next(starts), job.block)
+
+    samples = interleave({a: block_of(s) for a, s in steppers.items()}, rounds=job.rounds, warmup=job.warmup)
+    filled = tokens.shape[1] + job.new_tokens / 2 if mode == "eager" else tokens.shape[1] + job.new_tokens
+    for arm, stepper in steppers.items():
+        cell = _cell(mode, tokens, "decode", arm, samples, tokens=len(tokens) * job.block)
+        yield cell | {"bytes_per_token": step_bytes(stepper.model, stepper.cache, filled) / len(tokens)}
+
+
+def _prefill_cells(
+    arms: Mapping[str, PackedDecoder], tokens: Tensor, job: BenchConfig, *, phase: str = "prefill"
+) -> Iterator[dict[str, Any]]:
+    def run(model: PackedDecoder) -> Callable[[], None]:
+        cache = None
+        if phase == "prefill":
+            weight = model.embed.weight
+            shape = {"batch": len(tokens), "capacity": tokens.shape[1]}
+            cache = KVCache.allocate(model.config, **shape, dtype=weight.dtype, device=weight.device)
+
+        @torch.inference_mode()
+        def once() -> None:
+            model(tokens, cache)
+            synchronize(tokens.device)
+
+        return once
+
+    samples = interleave({a: run(m) for a, m in arms.items()}, rounds=job.rounds, warmup=job.warmup)
+    for arm in arms:
+        yield _cell("eager", tokens, phase, arm, samples, tokens=tokens.numel()) | {"bytes_per_token": None}
+
+
+def _cell(mode: str, prompts: Tensor, phase: str, arm: str, samples: Samples, *, tokens: int) -> dict[str, Any]:
+    batch, prompt = prompts.shape
+    where = {"mode": mode, "batch": batch, "prompt": prompt, "phase": phase, "arm": arm}
+    return where | {"seconds": samples[arm], "tokens": tokens}
+
+
+def step_bytes(model: PackedDecoder, cache: KVCache, filled: float) -> float:
+    """Bytes that one decode step must read: every weight it multiplies with, and the filled part of the cache."""
+    table = model.embed.weight
+    weights = sum(p.nbytes for p in model.parameters() if p is not table)
+    head = 0 if model.head.weight is not table else table.nbytes  # a tied head is read whole, an embedding is not
+    return weights + head + cache.nbytes * filled / cache.capacity
+
+
+def read_bandwidth(device: torch.device, *, rounds: int = 7) -> list[float]:
+    """Bytes per second of a sum over a buffer far larger than any cache; samples."""
+    buffer = torch.ones(_BANDWIDTH_BYTES[device.type] // 4, device=device)
+
+    def once() -> None:
+        buffer.sum()
+        synchronize(device)
+
+    samples = interleave({"sum": once}, rounds=rounds, warmup=2)
+    return [buffer.nbytes / seconds for seconds in samples["sum"]]
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "threads": torch.get_num_threads(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+        "clocks": _clocks(device) if cuda else None,
+        "load": os.getloadavg()[0],
+    }
+
+
+def _clocks(device: torch.device) -> dict[str, int] | None:
+    try:
+        return {"sm_mhz": torch.cuda.clock_rate(device), "temperature_c": torch.cuda.temperature(device)}
+    except (ModuleNotFoundError, RuntimeError):
+        return None  # the driver's management library is missing
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device(model: Decoder) -> torch.device:
+    return model.lm_head.weight.device
