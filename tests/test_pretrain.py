@@ -174,6 +174,7 @@ def test_a_run_killed_while_validating_ends_the_same(
     assert (trained == []) is final  # the last step's checkpoint holds: nothing is left but to score and publish
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_file_operation_ends_the_same(tokens: Path, tmp_path: Path, uninterrupted) -> None:
     """Within the metrics' and the checkpoints' own writes, between their steps, and all through publishing."""
     struck = []

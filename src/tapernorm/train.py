@@ -252,9 +252,9 @@ class Trainer:
             if bad == "the gradient norm" and parameter.grad is not None and not parameter.grad.isfinite().all():
                 bad = f"the gradient of {name}"
         message = (
-            f"{self.plan.label}: {bad} is not finite at step {k}; stopped before another update. The last good "
-            f"checkpoint is in {self.plan.folder}. The same run would diverge again and is refused: lower train.lr "
-            f"or train.clip_norm, or delete {self._marker} to try it all the same"
+            f"{self.plan.label}: {bad} is not finite at step {k}; stopped before another update. Checkpoints of "
+            f"earlier steps stay in {self.plan.folder}. The same run would diverge again and is refused: lower "
+            f"train.lr or train.clip_norm, or delete {self._marker} to try it all the same"
         )
         write_json(self._marker, {"fingerprint": self.plan.fingerprint, "step": k, "tensor": bad, "message": message})
         raise Diverged(message)

@@ -142,7 +142,7 @@ def _published_line() -> list[str]:
 def _notes(jobs: Sequence[Row]) -> Iterator[str]:
     yield (
         "loss: validation cross-entropy in nats/token, at g = 0 where tapered: mean ± sample standard deviation over"
-        " n seeds (a/b/c: n of each variant, left to right)."
+        " n seeds."
     )
     yield "gap %: mean over paired seeds of 100 (L − L_Baseline)/L_Baseline, in brackets its 95 % t interval."
     remarks = [f"; {VARIANT_LABELS[v]}, {r.note}" for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
