@@ -42,6 +42,8 @@ wildcard_constraints:
 
 include: "workflow/rules/data.smk"
 include: "workflow/rules/pretrain.smk"
+include: "workflow/rules/fold.smk"
+include: "workflow/rules/bench.smk"
 include: "workflow/rules/report.smk"
 
 

@@ -45,7 +45,7 @@ def document(kind: str, made: Sequence[Mapping], **changes) -> dict:
     return {
         "schema_version": 1,
         "kind": kind,
-        "job": {**job, "dtype": "float32", "new_tokens": 256, "rounds": 20, "block": 32},
+        "job": {**job, "dtype": "float32", "new_tokens": 256, "rounds": 20, "block": 32, "warmup": 3},
         "cells": list(made),
         "unavailable": [{"mode": "cudagraph", "reason": "no GPU"}],
         "checks": {

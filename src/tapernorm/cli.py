@@ -13,6 +13,7 @@ from typing import TypeVar
 from . import __version__
 from .config import (
     VARIANTS,
+    BenchJob,
     Config,
     CorpusJob,
     HardwareConfig,
@@ -115,6 +116,53 @@ def evaluate(arguments: argparse.Namespace) -> None:
     print(json.dumps(report))
 
 
+def fold(arguments: argparse.Namespace) -> None:
+    from .folded import fold_run
+
+    result = fold_run(
+        arguments.model, arguments.tokens, arguments.out, device=arguments.device, threads=arguments.threads
+    )
+    for form, report in result["reports"].items():
+        moved = result["values"][f"valid_ce_{form}"]["value"] - result["values"]["valid_ce_gated"]["value"]
+        print(
+            f"{form}: {len(report['norms'])} norms, largest logit difference {report['largest_logit_difference']:.2g}, "
+            f"validation loss moved by {moved:+.2g} nats/token"
+        )
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    from .generation import stream_text
+
+    text = stream_text(
+        arguments.checkpoint,
+        arguments.prompt,
+        tokenizer=arguments.tokenizer,
+        new_tokens=arguments.new_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        device=arguments.device,
+    )
+    for piece in text:
+        print(piece, end="", flush=True)
+    print()
+
+
+def bench(arguments: argparse.Namespace) -> None:
+    job = _job(arguments, BenchJob, Config.bench_job)
+
+    from .decode_bench import run_benchmark
+    from .files import read_json, write_json
+    from .models.store import load
+    from .train import pick_device
+
+    model = load(arguments.model)
+    variant = read_json(arguments.model / "result.json")["job"]["variant"]
+    device = pick_device(arguments.device)
+    write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
+
+
 def rows(arguments: argparse.Namespace) -> None:
     from .report import rows
 
@@ -122,22 +170,40 @@ def rows(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    from .report import rows, table, tables
+    from .report import decode_rows, decode_tables, rows, table, tables
 
     job = _job(arguments, ReportJob, Config.report_job)
-    results, _ = rows.read(arguments.rows)
-    make = {"table1": tables.table1}[arguments.name]
-    table.write(make(results, run=job.run, caption=job.caption, labels=job.labels), arguments.out)
+    if arguments.name == "table1":
+        results, _ = rows.read(_source(arguments, "rows"))
+        made = tables.table1(results, run=job.run, caption=job.caption, labels=job.labels)
+    else:
+        kind = decode_rows.LAST_TOKEN if arguments.name == "table2v1" else decode_rows.DECODE
+        measured = decode_rows.read(_source(arguments, "bench"), kind=kind)
+        make = {"table2": decode_tables.table2, "table2x": decode_tables.table2x, "table2v1": decode_tables.table2v1}
+        made = make[arguments.name](measured, run=job.run, caption=job.caption)
+    table.write(made, arguments.out)
 
 
 def figure(arguments: argparse.Namespace) -> None:
-    from .report import figures, rows
+    from .report import decode_figure, decode_rows, figures, rows
 
     job = _job(arguments, ReportJob, Config.report_job)
-    _, curves = rows.read(arguments.rows)
-    make = {"figure1a": figures.figure1a, "figure1b": figures.figure1b, "figure2": figures.figure2}[arguments.name]
-    drawing, frame = make(curves, run=job.run, caption=job.caption, labels=job.labels)
+    if arguments.name == "figure_decode":
+        measured = decode_rows.read(_source(arguments, "bench"))
+        drawing, frame = decode_figure.figure_decode(measured, run=job.run, caption=job.caption)
+    else:
+        _, curves = rows.read(_source(arguments, "rows"))
+        make = {"figure1a": figures.figure1a, "figure1b": figures.figure1b, "figure2": figures.figure2}
+        drawing, frame = make[arguments.name](curves, run=job.run, caption=job.caption, labels=job.labels)
     figures.save(drawing, frame, arguments.out / arguments.name)
+
+
+def _source(arguments: argparse.Namespace, option: str) -> Path:
+    """Where a table or figure gets its numbers: --rows for training, --bench for decoding."""
+    given = getattr(arguments, option)
+    if given is None:
+        raise UserError(f"{arguments.name} is made from --{option}: name it")
+    return given
 
 
 def schema(arguments: argparse.Namespace) -> None:
@@ -206,6 +272,14 @@ def _parser() -> argparse.ArgumentParser:
         for name, what in options.items():
             made.add_argument(f"--{name}", metavar="DIR", type=Path, required=True, help=what)
 
+    def sources(made: argparse.ArgumentParser) -> None:
+        source = made.add_mutually_exclusive_group(required=True)
+        source.add_argument("--rows", type=Path, metavar="DIR", help="folder written by `tapernorm rows`: training")
+        source.add_argument("--bench", type=Path, metavar="FILE", help="written by `tapernorm bench`: decoding")
+
+    def device(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
     made = configured(verb(corpus, "read the text, split it, and write its documents with a manifest"))
     folders(made, out="folder for train.jsonl, valid.jsonl and manifest.json")
 
@@ -228,8 +302,31 @@ def _parser() -> argparse.ArgumentParser:
     folders(made, model="run folder of `tapernorm pretrain`", tokens="folder written by `tapernorm tokens`")
     made.add_argument("--split", default="valid", choices=("train", "valid"))
     made.add_argument("--batch", type=_positive, default=16, metavar="N", help="windows per forward pass")
-    made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    device(made)
     made.add_argument("--out", type=Path, metavar="FILE", help="also write the scores there, as JSON")
+
+    made = verb(fold, "fold a finished run's tapered norms into its linear maps, and score what is left")
+    folders(made, model="run folder of `tapernorm pretrain`", tokens="folder written by `tapernorm tokens`")
+    folders(made, out="folder for unfused/, fused/ and result.json")
+    device(made)
+    made.add_argument("--threads", type=_positive, default=1, metavar="N", help="CPU threads")
+
+    made = verb(generate, "continue a prompt, streaming the text")
+    folders(made, checkpoint="run folder of `tapernorm pretrain`, or a folder that `tapernorm fold` wrote")
+    made.add_argument("--prompt", required=True, help="the text to continue")
+    made.add_argument("--tokenizer", type=Path, metavar="DIR", help="its tokenizer; default: that of its run")
+    made.add_argument("--new-tokens", type=_positive, metavar="N", help="at most; default: what the context leaves")
+    made.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token")
+    made.add_argument("--top-k", type=_positive, metavar="K", help="draw from the K likeliest tokens")
+    made.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that hold P together")
+    made.add_argument("--seed", type=int, default=0, metavar="S")
+    device(made)
+
+    made = configured(verb(bench, "time decoding with and without norms"))
+    made.add_argument("name", choices=("decode", "last_token"), help="with a KV cache, or one forward of the prompt")
+    folders(made, model="run folder of a tapered model")
+    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file for the raw samples")
+    device(made)
 
     made = verb(rows, "gather finished runs into tidy CSV files")
     made.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="result.json files")
@@ -237,12 +334,14 @@ def _parser() -> argparse.ArgumentParser:
     folders(made, out="folder for results.csv and curves.csv")
 
     made = configured(verb(table, "write a table as CSV, Markdown and LaTeX"))
-    made.add_argument("name", choices=("table1",))
-    folders(made, rows="folder written by `tapernorm rows`", out="folder for the table")
+    made.add_argument("name", choices=("table1", "table2", "table2x", "table2v1"))
+    sources(made)
+    folders(made, out="folder for the table")
 
     made = configured(verb(figure, "draw a figure as PDF and PNG, with the CSV that it draws"))
-    made.add_argument("name", choices=("figure1a", "figure1b", "figure2"))
-    folders(made, rows="folder written by `tapernorm rows`", out="folder for the figure")
+    made.add_argument("name", choices=("figure1a", "figure1b", "figure2", "figure_decode"))
+    sources(made)
+    folders(made, out="folder for the figure")
 
     made = verb(schema, "write the JSON schema that every config is validated against")
     made.add_argument("--out", type=Path, required=True, metavar="FILE")

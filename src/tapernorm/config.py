@@ -145,6 +145,7 @@ class BenchConfig(Strict):
     block: PositiveInt  # decode steps between two synchronisations: one sample
     rounds: PositiveInt  # samples of every arm
     warmup: Annotated[int, Field(ge=1)]  # untimed rounds
+    threads: PositiveInt  # CPU threads of the timed code
     modes: tuple[Literal["eager", "compile", "cudagraph"], ...]
 
     @model_validator(mode="after")
@@ -228,6 +229,17 @@ class Config(Strict):
         labels = {width.d_model: width.label for width in self.widths}
         return ReportJob(run=self.run, caption=self.caption, labels=labels)
 
+    def bench_job(self) -> "BenchJob":
+        return BenchJob(run=self.run, bench=self.bench)
+
+    @property
+    def benched(self) -> tuple[Variant, int, int]:
+        """The (variant, width, seed) that the decoding benchmark takes: the widest Internal-Taper (+aux)."""
+        widths = [w.d_model for w in self.widths if "internal_aux" in w.variants]
+        if not widths:
+            raise ConfigError("the decoding benchmark needs internal_aux among the variants of some width")
+        return "internal_aux", max(widths), self.seeds[0]
+
     def pretrain_job(self, variant: Variant, d_model: int, seed: int) -> "PretrainJob":
         """The job of one (variant, width, seed), holding only what that variant reads."""
         width = self.width(d_model)
@@ -305,6 +317,13 @@ class TokensJob(Strict):
     """What defines token streams, corpus and tokenizer apart: they must hold at least one window."""
 
     context: Annotated[int, Field(ge=2)]
+
+
+class BenchJob(Strict):
+    """What defines a decoding benchmark, its model apart."""
+
+    run: str
+    bench: BenchConfig
 
 
 class ReportJob(Strict):

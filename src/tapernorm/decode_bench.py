@@ -7,7 +7,6 @@ of the gated model.
 
 import copy
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,18 +16,20 @@ from torch import Tensor
 
 from .arms import make_arms
 from .bench import Samples, interleave
-from .config import BenchConfig
+from .config import BenchConfig, BenchJob, digest
 from .decode import decode_step, prefill
 from .errors import UserError
+from .machine import machine_facts, read_bandwidth, synchronize
 from .models.cache import KVCache
 from .models.llama import Decoder, RotaryTable
 from .models.packed import PackedDecoder
+from .provenance import provenance
 from .rng import generator
 
+SCHEMA_VERSION = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _CHECKED = ("unfused", "fused")
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # of the logits' RMS: far above rounding, far below a wrong fold
-_BANDWIDTH_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}  # far larger than a last-level cache
 
 
 class Stepper:
@@ -83,6 +84,32 @@ class Stepper:
         with torch.cuda.graph(graph):
             self.token.copy_(self._fixed_step(self.token, self.position))
         return graph
+
+
+def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, device: torch.device) -> dict[str, Any]:
+    """The whole result file of `kind` ("decode" or "last_token") for one tapered model.
+
+    Raises:
+        UserError: the model is no tapered RMSNorm model, or a folded arm computes something else.
+    """
+    torch.set_num_threads(job.bench.threads)
+    if device.type == "cuda" and job.bench.dtype == "float32":
+        torch.set_float32_matmul_precision("high")  # TF32, as in the paper's software stack
+    before = machine_facts(device)
+    measure = {"decode": bench_decode, "last_token": bench_last_token}[kind]
+    measured = measure(gated.to(device).eval(), job.bench)
+    bandwidth = read_bandwidth(device)
+    facts = machine_facts(device)
+    shape = gated.config.model_dump(mode="json")
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": f"bench_{kind}",
+        "job": {"run": job.run, "variant": variant, **shape, **job.bench.model_dump(mode="json")},
+        **measured,
+        "read_bandwidth": {"bytes_per_s": bandwidth},
+        "machine": {**facts, "load_before": before["load"], "load_after": facts["load"]},
+        "provenance": provenance(config_hash=digest(job.model_dump(mode="json")), device=facts["device"]),
+    }
 
 
 def bench_decode(gated: Decoder, job: BenchConfig) -> dict[str, Any]:
@@ -148,9 +175,7 @@ def check_arms(gated: Decoder, arms: Mapping[str, PackedDecoder], job: BenchConf
     for arm in _CHECKED:
         difference = (arms[arm](tokens).float() - expected).abs().max().item()
         if not difference <= _TOLERANCE[job.dtype] * scale:
-            raise UserError(
-                f"the {arm} arm differs from the gated model by {difference:g} (logit RMS {scale:g})"
-            )
+            raise UserError(f"the {arm} arm differs from the gated model by {difference:g} (logit RMS {scale:g})")
         checks[arm] = {"largest_logit_difference": difference, "logit_scale": scale}
     return checks
 
@@ -217,42 +242,6 @@ def step_bytes(model: PackedDecoder, cache: KVCache, filled: float) -> float:
     weights = sum(p.nbytes for p in model.parameters() if p is not table)
     head = 0 if model.head.weight is not table else table.nbytes  # a tied head is read whole, an embedding is not
     return weights + head + cache.nbytes * filled / cache.capacity
-
-
-def read_bandwidth(device: torch.device, *, rounds: int = 7) -> list[float]:
-    """Bytes per second of a sum over a buffer far larger than any cache; samples."""
-    buffer = torch.ones(_BANDWIDTH_BYTES[device.type] // 4, device=device)
-
-    def once() -> None:
-        buffer.sum()
-        synchronize(device)
-
-    samples = interleave({"sum": once}, rounds=rounds, warmup=2)
-    return [buffer.nbytes / seconds for seconds in samples["sum"]]
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers were measured on."""
-    cuda = device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
-        "threads": torch.get_num_threads(),
-        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
-        "clocks": _clocks(device) if cuda else None,
-        "load": os.getloadavg()[0],
-    }
-
-
-def _clocks(device: torch.device) -> dict[str, int] | None:
-    try:
-        return {"sm_mhz": torch.cuda.clock_rate(device), "temperature_c": torch.cuda.temperature(device)}
-    except (ModuleNotFoundError, RuntimeError):
-        return None  # the driver's management library is missing
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _device(model: Decoder) -> torch.device:

@@ -26,9 +26,24 @@ rule rows:
         "tapernorm rows {input:q} --run {params.run:q} --out {params.out:q} &> {log:q}"
 
 
+def source_of(wildcards):
+    """The option and file that a table or figure is made from: training rows, or the samples of a benchmark."""
+    name = wildcards.get("table") or wildcards.get("figure")
+    if name == "table2v1":
+        return "--bench", f"{RESULTS}/bench/last_token.json"
+    if name in ("table2", "table2x", "figure_decode"):
+        return "--bench", f"{RESULTS}/bench/decode.json"
+    return "--rows", f"{RESULTS}/rows"
+
+
+def source_files(wildcards):
+    option, path = source_of(wildcards)
+    return rules.rows.output if option == "--rows" else path
+
+
 rule table:
     input:
-        rules.rows.output,
+        source_files,
     output:
         multiext(TABLE, ".csv", ".md", ".tex"),
     log:
@@ -37,15 +52,15 @@ rule table:
         table=r"table\w+",
     params:
         job=REPORT_JOB,
-        rows=subpath(input[0], parent=True),
+        source=source_of,
         out=subpath(output[0], parent=True),
     shell:
-        "tapernorm table {wildcards.table} --job {params.job:q} --rows {params.rows:q} --out {params.out:q} &> {log:q}"
+        "tapernorm table {wildcards.table} --job {params.job:q} {params.source:q} --out {params.out:q} &> {log:q}"
 
 
 rule figure:
     input:
-        rules.rows.output,
+        source_files,
     output:
         multiext(FIGURE, ".pdf", ".png", ".csv"),
     log:
@@ -54,25 +69,36 @@ rule figure:
         figure=r"figure\w+",
     params:
         job=REPORT_JOB,
-        rows=subpath(input[0], parent=True),
+        source=source_of,
         out=subpath(output[0], parent=True),
     shell:
-        "tapernorm figure {wildcards.figure} --job {params.job:q} --rows {params.rows:q} --out {params.out:q} &> {log:q}"
+        "tapernorm figure {wildcards.figure} --job {params.job:q} {params.source:q} --out {params.out:q} &> {log:q}"
 
 
 localrules:
     tables,
     figures,
     table1,
+    table2,
     figure1,
     figure1a,
     figure1b,
     figure2,
+    figure_decode,
 
 
 rule table1:
     input:
         multiext(f"{RESULTS}/tables/table1", ".csv", ".md", ".tex"),
+
+
+rule table2:
+    input:
+        expand(
+            RESULTS + "/tables/{table}.{kind}",
+            table=["table2", "table2x", "table2v1"],
+            kind=["csv", "md", "tex"],
+        ),
 
 
 rule figure1a:
@@ -96,12 +122,19 @@ rule figure2:
         multiext(f"{FIGURES}/figure2", ".pdf", ".png", ".csv"),
 
 
+rule figure_decode:
+    input:
+        multiext(f"{FIGURES}/figure_decode", ".pdf", ".png", ".csv"),
+
+
 rule tables:
     input:
         rules.table1.input,
+        rules.table2.input,
 
 
 rule figures:
     input:
         rules.figure1.input,
         rules.figure2.input,
+        rules.figure_decode.input,

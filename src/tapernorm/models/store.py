@@ -17,7 +17,7 @@ from ..norms import FixedScale, LayerNorm, TaperNorm
 from ..taper import attach, taper_of
 from .llama import Decoder
 
-FORMAT = 1
+FORMAT = 2
 TAPERED, FIXED, ABSENT = "tapered", "fixed_scale", "absent"  # what may stand in a norm's place
 
 

@@ -39,21 +39,22 @@ def _survival(rows: Sequence[Row]) -> str:
 def setting(bench: Bench, rows: Sequence[Row]) -> str:
     """Device, software, model and measurement in words."""
     facts = bench.facts
-    new = f"{facts['new_tokens']} new tokens, " if any(row["phase"] == "decode" for row in rows) else ""
+    decoded = any(row["phase"] == "decode" for row in rows)
+    new = f"{facts['new_tokens']} new tokens in blocks of {facts['block']}, " if decoded else ""
     return (
         f"{facts['device']}, {facts['dtype']}, {_counted(facts['threads'], 'thread')};"
         f" PyTorch {facts['torch']}, Python {facts['python']};"
         f" {VARIANT_LABELS[facts['variant']]}, d {facts['d_model']}, {_counted(facts['n_layer'], 'layer')},"
         f" {_counted(facts['n_head'], 'head')}, vocabulary {facts['vocab_size']:,};"
-        f" {new}{_counted(rounds(rows), 'round')}."
+        f" {new}{_counted(rounds(rows), 'round')} after {facts['warmup']} untimed."
     )
 
 
-def reading_notes(rows: Sequence[Row]) -> Iterator[str]:
+def reading_notes(rows: Sequence[Row], speed: str = "tok/s: tokens per second") -> Iterator[str]:
     """How to read speeds and ratios."""
     yield (
-        f"tok/s: median over n = {rounds(rows)} rounds, all sequences of the batch together; ratio: median over rounds"
-        " of the Baseline's time over the row's, paired by round; in brackets, 95 % bootstrap intervals."
+        f"{speed}, all sequences of the batch together, median over n = {rounds(rows)} rounds; ratio: median over the"
+        " rounds of the Baseline's time over the row's, paired by round; in brackets, 95 % bootstrap intervals."
     )
     if min(row["n"] for row in rows) < _FEW:
         yield f"With fewer than {_FEW} rounds the intervals are narrower than 95 % would need."
@@ -79,7 +80,7 @@ def run_notes(bench: Bench) -> Iterator[str]:
     """What was checked, which modes were missing, the state of the machine, and the code."""
     labels, facts = arm_labels(bench), bench.facts
     checks = [
-        f"{labels.get(arm, arm)} {check['largest_logit_difference']:.1e} (logits' scale {check['logit_scale']:.3g})"
+        f"{labels.get(arm, arm)} {check['largest_logit_difference']:.1e} (logits' RMS {check['logit_scale']:.3g})"
         for arm, check in bench.checks.items()
     ]
     if checks:

@@ -29,6 +29,7 @@ _FACTS = {
     "n_head": "job.n_head",
     "vocab_size": "job.vocab_size",
     "dtype": "job.dtype",
+    "warmup": "job.warmup",  # untimed rounds
     "device": "machine.device",
     "threads": "machine.threads",
     "tf32": "machine.tf32",  # null where the device has none
@@ -98,11 +99,11 @@ def bench_rows(
     """One row per entry of `cells`, in order of phase, mode, batch, prompt and arm.
 
     Columns: n (rounds), tokens (per sample), tokens_per_s, ratio_baseline and ratio_baseline_naive (speed relative to
-    either, paired by round; NaN without that arm), each with _low and _high (95 % bootstrap, NaN with one round);
+    either, paired by round), each with _low and _high (95 % bootstrap, NaN with one round);
     bytes_per_token; bytes_per_s = bytes_per_token * tokens_per_s; read_share of the bytes/s that the device can read.
 
     Raises:
-        UserError: no samples, an unknown name, an arm given twice, or samples that cannot be paired by round.
+        UserError: no samples, an unknown name, an arm given twice or not at all, or rounds that do not pair.
     """
     if not cells:
         raise UserError(f"{where} holds no samples: none of the modes asked for could be measured; choose another")
@@ -130,13 +131,12 @@ def _cell_rows(arms: Mapping[str, Mapping[str, Any]], read_bytes_per_s: float, w
     _refuse_unpaired(arms, where)
     samples: Samples = {arm: entry["seconds"] for arm, entry in arms.items()}
     rows = []
-    for arm in (arm for arm in ARMS if arm in arms):
+    for arm in ARMS:
         entry = arms[arm]
         speed = bootstrap_median([entry["tokens"] / seconds for seconds in entry["seconds"]])
         row = {**{key: entry[key] for key in (*CELL, "arm", "tokens")}, "n": speed.n, **_spread("tokens_per_s", speed)}
         for baseline in BASELINES:
-            ratio = paired_speedup(samples, arm, baseline) if baseline in samples else None
-            row |= _spread(f"ratio_{baseline}", ratio)
+            row |= _spread(f"ratio_{baseline}", paired_speedup(samples, arm, baseline))
         moved = NAN if entry["bytes_per_token"] is None else float(entry["bytes_per_token"])
         achieved = moved * speed.value
         row |= {"bytes_per_token": moved, "bytes_per_s": achieved, "read_share": achieved / read_bytes_per_s}
@@ -144,24 +144,24 @@ def _cell_rows(arms: Mapping[str, Mapping[str, Any]], read_bytes_per_s: float, w
     return rows
 
 
-def _spread(name: str, interval: Interval | None) -> Row:
-    value, low, high = (interval.value, interval.low, interval.high) if interval else (NAN, NAN, NAN)
-    if interval and interval.n == 1:
-        low = high = NAN
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+def _spread(name: str, interval: Interval) -> Row:
+    low, high = (interval.low, interval.high) if interval.n > 1 else (NAN, NAN)
+    return {name: interval.value, f"{name}_low": low, f"{name}_high": high}
 
 
 def _refuse_unpaired(arms: Mapping[str, Mapping[str, Any]], where: str) -> None:
+    at = named(next(iter(arms.values())))
+    if missing := [arm for arm in ARMS if arm not in arms]:
+        raise UserError(f"{where}: {at} has no arm {', '.join(missing)}: run the bench again")
     for arm, entry in arms.items():
         bad = [s for s in entry["seconds"] if not (math.isfinite(s) and s > 0)]
         if bad or not entry["seconds"]:
             found = f"a time of {bad[0]} s" if bad else "no time"
-            raise UserError(f"{where}: {arm} at {named(entry)} has {found}: a time is above 0 s; run the bench again")
+            raise UserError(f"{where}: {arm} at {at} has {found}: a time is above 0 s; run the bench again")
     for what, count in (("rounds", lambda entry: len(entry["seconds"])), ("tokens", lambda entry: entry["tokens"])):
         counts = {arm: count(entry) for arm, entry in arms.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{arm} {n}" for arm, n in counts.items())
-            at = named(next(iter(arms.values())))
             raise UserError(f"{where}: arms at {at} differ in {what} ({listed}), so rounds do not pair: run it again")
 
 

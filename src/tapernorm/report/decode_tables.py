@@ -1,6 +1,5 @@
 """Tables 2, 2x and 2v1: decoding speed without norms, as published, against better baselines, and without a cache."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
@@ -20,44 +19,29 @@ from .decode_notes import (
     spread,
     verdict,
 )
-from .decode_rows import MODES, Bench, Row, arm_labels, named
+from .decode_rows import ARMS, MODES, Bench, Row, arm_labels, named
 from .table import ABSENT, Column, Table
 
-_TABLE2 = ("baseline_naive", "unfused", "fused")
+_MODEL = [Column("batch", align="l"), Column("prompt"), Column("model", align="l")]
+_PAPER_ARMS = ("baseline_naive", "unfused", "fused")
 
 
 def table2(bench: Bench, *, run: str, caption: str) -> Table:
     """Table 2: eager decoding with a key-value cache; Baseline is the paper's, with the several-op norm.
 
     Raises:
-        UserError: no eager decoding was measured, or an arm of the table was not.
+        UserError: no eager decoding was measured.
     """
-    rows = _wanted(bench, "decode", _TABLE2, "table2")
-    labels = {**arm_labels(bench), "baseline_naive": "Baseline"}
-    lines = [
-        [
-            *_where(row, first=row["arm"] == _TABLE2[0]),
-            labels[row["arm"]],
-            spread(row, "tokens_per_s"),
-            ratio(row, NAIVE),
-        ]
-        for row in rows
-    ]
-    theirs = [
-        [published.TABLE2_SHORT, "all", labels[arm], ABSENT, f"{r.low:.2f}–{r.high:.2f}"]
-        for arm, r in published.TABLE2_RATIO.items()
-    ]
+    rows = [row for row in _eager(bench, "decode", "table2") if row["arm"] in _PAPER_ARMS]
+    labels = _labels(bench)
     return Table(
         name="table2",
-        columns=[
-            Column("batch", align="l"),
-            Column("prompt"),
-            Column("model", align="l"),
-            Column("tok/s"),
-            Column("ratio"),
+        columns=[*_MODEL, Column("tok/s"), Column("ratio")],
+        rows=[[*_heading(row), labels[row["arm"]], spread(row, "tokens_per_s"), ratio(row, NAIVE)] for row in rows],
+        published=[
+            [published.TABLE2_SHORT, "all", labels[arm], ABSENT, f"{theirs.low:.2f}–{theirs.high:.2f}"]
+            for arm, theirs in published.TABLE2_RATIO.items()
         ],
-        rows=lines,
-        published=theirs,
         caption=f"Decoding with a key-value cache, eager. Run {run}: {caption} {setting(bench, rows)}",
         notes=[
             *reading_notes(rows),
@@ -71,151 +55,6 @@ def table2(bench: Bench, *, run: str, caption: str) -> Table:
     )
 
 
-def table2x(bench: Bench, *, run: str, caption: str) -> Table:
-    """Table 2x: what is left of the gain against `F.rms_norm` and in every mode, and how far it is from the limit.
-
-    Raises:
-        UserError: nothing was decoded, or a cell has no `baseline` arm.
-    """
-    rows = [row for row in bench.rows if row["phase"] in ("decode", "prefill")]
-    if not any(row["phase"] == "decode" for row in rows):
-        raise UserError("the benchmark decoded nothing: run `tapernorm bench decode`")
-    if lacking := [row for row in rows if math.isnan(row[FUSED_NORM])]:
-        raise UserError(f"{named(lacking[0])} has no arm 'baseline' to compare with: run the benchmark again")
-    model = arm_labels(bench)["fused"]
-    return Table(
-        name="table2x",
-        columns=[
-            *(Column(header, align="l") for header in ("phase", "mode")),
-            *(Column(header) for header in ("batch", "prompt")),
-            *(Column(header, "Baseline, F.rms_norm") for header in ("tok/s", "% of read")),
-            *(Column(header, "ratio to it") for header in ("several-op", "unfused", "fused", "bound")),
-            *(Column(header, model) for header in ("GB/s", "% of read")),
-        ],
-        rows=list(_table2x_lines(rows)),
-        published=[],
-        caption=(
-            "Decoding against the better Baseline (F.rms_norm), mode by mode."
-            f" Run {run}: {caption} {setting(bench, rows)}"
-        ),
-        notes=[
-            verdict(bench),
-            "A gain counts where the intervals of the ratios to both Baselines, with F.rms_norm and with the several-op"
-            " norm, lie above 1; yes: at every batch and prompt, in part: at some.",
-            *reading_notes(rows),
-            "several-op: Baseline with RMSNorm spelt out, as in Table 2. bound: the same model without any norm, the"
-            " final one too; its logits mean nothing, no removal of norms can be faster.",
-            *bandwidth_notes(bench, rows),
-            *run_notes(bench),
-        ],
-        frame=_frame(bench, rows, run, [{} for _ in rows]),
-    )
-
-
-def table2v1(bench: Bench, *, run: str, caption: str) -> Table:
-    """Table 2v1: what the paper's first version timed, a forward pass of the whole prompt without a key-value cache.
-
-    Raises:
-        UserError: no eager forward pass was measured, or an arm of the table was not.
-    """
-    everything = [row for row in bench.rows if row["phase"] == "forward"]
-    rows = _wanted(bench, "forward", _TABLE2, "table2v1", others=True)
-    labels = {**arm_labels(bench), "baseline_naive": "Baseline"}
-    theirs = {(line.batch, line.prompt): line for line in published.TABLE2V1}
-    lines = []
-    for row in rows:
-        speeds = [spread(row, "tokens_per_s", scale=1e-3), ratio(row, NAIVE), ratio(row, FUSED_NORM)]
-        facts = _table2v1_published(row, theirs)
-        lines.append(
-            [
-                *_where(row, first=row["arm"] == rows[0]["arm"]),
-                labels[row["arm"]],
-                *speeds,
-                number(facts["published_ktokens_per_s"], ".1f"),
-                number(facts["published_ratio"], ".3f"),
-            ]
-        )
-    here = {(row["batch"], row["prompt"]) for row in rows}
-    elsewhere = [line for place, line in theirs.items() if place not in here]
-    foot = [
-        [str(line.batch), str(line.prompt), labels[arm], *[ABSENT] * 3, f"{speed:.1f}", ratio]
-        for line in elsewhere
-        for arm, speed, ratio in (
-            ("baseline_naive", line.baseline, ABSENT),
-            ("fused", line.fused, f"{line.fused / line.baseline:.3f}"),
-        )
-    ]
-    group = published.TABLE2V1_SHORT
-    return Table(
-        name="table2v1",
-        columns=[
-            Column("batch", align="l"),
-            Column("prompt"),
-            Column("model", align="l"),
-            *(Column(header, "this run") for header in ("k tok/s", "ratio", "to F.rms_norm")),
-            *(Column(header, group) for header in ("k tok/s", "ratio")),
-        ],
-        rows=lines,
-        published=foot,
-        caption=(
-            "Logits of the last token alone, by a forward pass of the whole prompt without a key-value cache, eager:"
-            " the measurement of the paper's first version, not that of Table 2."
-            f" Run {run}: {caption} {setting(bench, rows)}"
-        ),
-        notes=[
-            "k tok/s: thousands of prompt tokens per second.",
-            *reading_notes(rows),
-            "Baseline: RMSNorm spelt out in several operations; no norm at all: a bound, its logits mean nothing.",
-            f"Columns {group}: published in {published.TABLE2V1_SOURCE}; not measured here, ratios derived from its"
-            " rounded rows." + (" Last rows: its settings that this run has none of." if foot else ""),
-            *run_notes(bench),
-        ],
-        frame=_frame(bench, everything, run, [_table2v1_published(row, theirs) for row in everything]),
-    )
-
-
-def _where(row: Row, *, first: bool) -> list[str]:
-    """Batch and prompt, once for the lines that share them."""
-    return [str(row["batch"]), str(row["prompt"])] if first else ["", ""]
-
-
-def _wanted(bench: Bench, phase: str, arms: Sequence[str], name: str, *, others: bool = False) -> list[Row]:
-    """Eager rows of a phase, with every one of `arms` in each cell; with `others`, the other arms too."""
-    rows = bench.where(phase=phase, mode="eager")
-    if not rows:
-        verb = {"decode": DECODE, "forward": LAST_TOKEN}[phase].removeprefix("bench_")
-        raise UserError(f"{name} needs the eager mode, which was not measured: run `tapernorm bench {verb}` with it")
-    for place in {(row["batch"], row["prompt"]): row for row in rows}.values():
-        have = [row["arm"] for row in rows if named(row) == named(place)]
-        if missing := [arm for arm in arms if arm not in have]:
-            raise UserError(f"{name}: {named(place)} has no arm {', '.join(missing)}: run the benchmark again")
-    return rows if others else [row for row in rows if row["arm"] in arms]
-
-
-def _table2x_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
-    cells: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        cells.setdefault(named(row), {})[row["arm"]] = row
-    for arms in cells.values():
-        base, fused = arms["baseline"], arms.get("fused")
-        medians = [number(arms[a][FUSED_NORM], ".3f") if a in arms else ABSENT for a in ("baseline_naive", "identity")]
-        ratios = [ratio(arms[a], FUSED_NORM) if a in arms else ABSENT for a in ("unfused", "fused")]
-        speed = f"{base['tokens_per_s']:,.{max(0, 3 - math.floor(math.log10(base['tokens_per_s'])))}f}"
-        yield [
-            *(base["phase"], MODES[base["mode"]], str(base["batch"]), str(base["prompt"])),
-            *(speed, _share(base), medians[0], *ratios, medians[1]),
-            *(number(1e-9 * fused["bytes_per_s"], ".3g") if fused else ABSENT, _share(fused)),
-        ]
-
-
-def _share(row: Row | None) -> str:
-    return number(100 * row["read_share"], ".0f") if row else ABSENT
-
-
-def _frame(bench: Bench, rows: Sequence[Row], run: str, theirs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame([{"run": run, **row, **bench.facts, **extra} for row, extra in zip(rows, theirs, strict=True)])
-
-
 def _table2_published(row: Row) -> Row:
     theirs = published.TABLE2_RATIO.get(row["arm"])
     return {
@@ -225,12 +64,143 @@ def _table2_published(row: Row) -> Row:
     }
 
 
-def _table2v1_published(row: Row, theirs: Mapping[tuple[int, int], published.LastToken]) -> Row:
-    """The published numbers of the same batch, prompt and arm; only Baseline and fused were, both eager."""
-    line = theirs.get((row["batch"], row["prompt"])) if row["mode"] == "eager" else None
-    speed = {"baseline_naive": line.baseline, "fused": line.fused}.get(row["arm"], stats.NAN) if line else stats.NAN
-    return {
-        "published_ktokens_per_s": speed,
-        "published_ratio": line.fused / line.baseline if line and row["arm"] == "fused" else stats.NAN,
-        "published_source": "" if math.isnan(speed) else published.TABLE2V1_SOURCE,
-    }
+def table2x(bench: Bench, *, run: str, caption: str) -> Table:
+    """Table 2x: what is left of the gain against `F.rms_norm` and in every mode, and how far it is from the limit.
+
+    Raises:
+        UserError: nothing was decoded.
+    """
+    rows = [row for row in bench.rows if row["phase"] in ("decode", "prefill")]
+    if not any(row["phase"] == "decode" for row in rows):
+        raise UserError("table2x needs decoding, which was not measured: run `tapernorm bench decode` in some mode")
+    better, fused = "Baseline, F.rms_norm", arm_labels(bench)["fused"]
+    return Table(
+        name="table2x",
+        columns=[
+            *(Column(header, align="l") for header in ("phase", "mode")),
+            *(Column(header) for header in ("batch", "prompt")),
+            *(Column(header, better) for header in ("tok/s", "% of read")),
+            *(Column(header, "ratio to it") for header in ("several-op", "unfused", "fused", "bound")),
+            *(Column(header, fused) for header in ("GB/s", "% of read")),
+        ],
+        rows=list(_table2x_lines(rows)),
+        published=[],
+        caption=f"Decoding against the better Baseline, by mode. Run {run}: {caption} {setting(bench, rows)}",
+        notes=[
+            verdict(bench),
+            "A gain counts where the intervals of the ratios to both Baselines, with F.rms_norm and with the several-op"
+            " norm, lie above 1; yes: at every batch and prompt, in part: at some.",
+            *reading_notes(rows),
+            "several-op: Baseline with RMSNorm spelt out, as in Table 2. bound: the model without any norm, the final"
+            " one too; its logits mean nothing, and removing norms can gain no more.",
+            *bandwidth_notes(bench, rows),
+            *run_notes(bench),
+        ],
+        frame=_frame(bench, rows, run),
+    )
+
+
+def _table2x_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """One line per phase, mode, batch and prompt."""
+    cells: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        cells.setdefault(named(row), {})[row["arm"]] = row
+    for arms in cells.values():
+        base, fused, speed = arms["baseline"], arms["fused"], arms["baseline"]["tokens_per_s"]
+        yield [
+            *(base["phase"], MODES[base["mode"]], str(base["batch"]), str(base["prompt"])),
+            *(f"{speed:,.{decimals(speed)}f}", number(100 * base["read_share"], ".0f")),
+            number(arms["baseline_naive"][FUSED_NORM], ".3f"),
+            *(ratio(arms[arm], FUSED_NORM) for arm in ("unfused", "fused")),
+            number(arms["identity"][FUSED_NORM], ".3f"),
+            *(number(1e-9 * fused["bytes_per_s"], ",.1f"), number(100 * fused["read_share"], ".0f")),
+        ]
+
+
+def table2v1(bench: Bench, *, run: str, caption: str) -> Table:
+    """Table 2v1: what the paper's first version timed, a forward pass of the whole prompt without a key-value cache.
+
+    Raises:
+        UserError: no eager forward pass was measured.
+    """
+    rows, theirs = _eager(bench, "forward", "table2v1"), published.TABLE2V1_SHORT
+    foot = list(_table2v1_foot(bench, rows))
+    return Table(
+        name="table2v1",
+        columns=[
+            *_MODEL,
+            *(Column(header, "this run") for header in ("k tok/s", "ratio", "to F.rms_norm")),
+            *(Column(header, theirs) for header in ("k tok/s", "ratio")),
+        ],
+        rows=list(_table2v1_lines(bench, rows)),
+        published=foot,
+        caption=(
+            "Logits of the last token alone, by a forward pass of the whole prompt without a key-value cache, eager:"
+            " what the paper's first version measured, not what Table 2 does."
+            f" Run {run}: {caption} {setting(bench, rows)}"
+        ),
+        notes=[
+            *reading_notes(rows, "k tok/s: thousands of prompt tokens per second"),
+            "Baseline: RMSNorm spelt out in several operations. No norm at all: a bound, its logits mean nothing.",
+            f"Columns {theirs}: published in {published.TABLE2V1_SOURCE}; not measured here, ratios derived from its"
+            " rounded rows." + (" Last rows: its batches and prompts that this run has not." if foot else ""),
+            *run_notes(bench),
+        ],
+        frame=_frame(bench, rows, run, [_table2v1_published(row) for row in rows]),
+    )
+
+
+def _table2v1_lines(bench: Bench, rows: Sequence[Row]) -> Iterator[list[str]]:
+    labels = _labels(bench)
+    for row in rows:
+        theirs = _table2v1_published(row)
+        yield [
+            *(*_heading(row), labels[row["arm"]], spread(row, "tokens_per_s", scale=1e-3)),
+            *(ratio(row, NAIVE), ratio(row, FUSED_NORM)),
+            *(number(theirs["published_ktokens_per_s"], ".1f"), number(theirs["published_ratio"], ".3f")),
+        ]
+
+
+def _table2v1_foot(bench: Bench, rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Published rows that have none of ours beside them."""
+    labels, here = _labels(bench), {(row["batch"], row["prompt"]) for row in rows}
+    for line in published.TABLE2V1:
+        if (line.batch, line.prompt) not in here:
+            ours = [ABSENT] * 3
+            yield [str(line.batch), str(line.prompt), labels["baseline_naive"], *ours, f"{line.baseline:.1f}", ABSENT]
+            yield ["", "", labels["fused"], *ours, f"{line.fused:.1f}", f"{line.ratio:.3f}"]
+
+
+def _table2v1_published(row: Row) -> Row:
+    """The published numbers of the same batch, prompt and arm; only Baseline and fused were published."""
+    for line in published.TABLE2V1:
+        if (line.batch, line.prompt) == (row["batch"], row["prompt"]) and row["arm"] in ("baseline_naive", "fused"):
+            fused = row["arm"] == "fused"
+            return {
+                "published_ktokens_per_s": line.fused if fused else line.baseline,
+                "published_ratio": line.ratio if fused else stats.NAN,
+                "published_source": published.TABLE2V1_SOURCE,
+            }
+    return {"published_ktokens_per_s": stats.NAN, "published_ratio": stats.NAN, "published_source": ""}
+
+
+def _eager(bench: Bench, phase: str, name: str) -> list[Row]:
+    if rows := bench.where(phase=phase, mode="eager"):
+        return rows
+    verb = {"decode": "decode", "forward": "last_token"}[phase]
+    raise UserError(f"{name} needs eager mode, which was not measured: run `tapernorm bench {verb}` with it")
+
+
+def _labels(bench: Bench) -> dict[str, str]:
+    """The labels of a table whose Baseline is the paper's."""
+    return {**arm_labels(bench), "baseline_naive": "Baseline"}
+
+
+def _heading(row: Row) -> list[str]:
+    """Batch and prompt, once for the lines that share them."""
+    return [str(row["batch"]), str(row["prompt"])] if row["arm"] == ARMS[0] else ["", ""]
+
+
+def _frame(bench: Bench, rows: Sequence[Row], run: str, theirs: Sequence[Mapping[str, object]] = ()) -> pd.DataFrame:
+    more = theirs or [{}] * len(rows)
+    return pd.DataFrame([{"run": run, **row, **bench.facts, **extra} for row, extra in zip(rows, more, strict=True)])

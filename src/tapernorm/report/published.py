@@ -38,6 +38,10 @@ class LastToken:
     baseline: float
     fused: float
 
+    @property
+    def ratio(self) -> float:
+        return self.fused / self.baseline
+
 
 TABLE2V1_SOURCE = "Kanavalau, Amo Alonso and Lall, arXiv 2602.10408v1 (the first version), quoted second-hand"
 TABLE2V1_SHORT = "Kanavalau et al., v1, second-hand"

@@ -12,7 +12,6 @@ from ..errors import UserError
 from ..files import whole_file
 
 SCHEMA_VERSION = 1
-KIND = "pretrain"
 JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
 
 # Column of the results frame -> where result.json holds it. A `values` entry is {"value": ..., "unit": ...}.
@@ -43,49 +42,67 @@ _COLUMNS = {
     "config_hash": "provenance.config_hash",
     "commit": "provenance.commit",  # null outside git
 }
+# What `tapernorm fold` adds to the row of the job that it folded; absent for a model that was not.
+_FOLD_COLUMNS = {
+    "valid_ce_gated": "values.valid_ce_gated",  # nats/token, in the same pass as the two below
+    "valid_ce_unfused": "values.valid_ce_unfused",
+    "valid_ce_fused": "values.valid_ce_fused",
+    "fold_logit_difference": "reports.fused.largest_logit_difference",
+}
+_KINDS = {"pretrain": _COLUMNS, "fold": {**{key: _COLUMNS[key] for key in JOB}, **_FOLD_COLUMNS}}
 _TEXT: dict[Any, Any] = dict.fromkeys(("run", "variant", "norm", "precision", "device", "config_hash", "commit"), "str")
 _TIMES = {"step", "elapsed_s"}  # keys that a training and an evaluation line of one step both have
 
 
 def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read each `result.json` and the `metrics.jsonl` beside it.
+    """Read each `result.json`: of training, with the `metrics.jsonl` beside it, and of folding.
 
     Returns:
-        Results (one row per job) and curves (one row per job and logged step), sorted by job.
+        Results (one row per training job) and curves (one row per job and logged step), sorted by job.
 
     Raises:
-        UserError: a file is missing, damaged or of another schema, or two files hold the same job.
+        UserError: a file is missing, damaged or of another schema, two files hold the same job, or a fold comes
+            without the training that it belongs to.
     """
-    results: dict[tuple[Any, ...], dict[str, Any]] = {}
-    curves: list[dict[str, Any]] = []
+    rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {kind: {} for kind in _KINDS}
     origin: dict[tuple[Any, ...], Path] = {}
     for path in map(Path, paths):
-        row = {"run": run, **read_result(path)}
+        kind, row = read_result(path)
         job = tuple(row[key] for key in JOB)
-        if job in results:
+        if job in rows[kind]:
             named = ", ".join(f"{key} {value}" for key, value in zip(JOB, job, strict=True))
-            raise UserError(f"{path} and {origin[job]} both hold {named}: give one result file per job")
-        results[job], origin[job] = row, path
-        curves += [{**dict(zip(JOB, job, strict=True)), **line} for line in read_metrics(path.parent / "metrics.jsonl")]
-    if not results:
+            raise UserError(f"{path} and {origin[kind, *job]} both hold {named}: give one result file per job")
+        rows[kind][job], origin[kind, *job] = row, path
+    trained, folded = rows["pretrain"], rows["fold"]
+    if not trained:
         raise UserError("no result.json was given: name at least one, such as results/RUN/pretrain/*/*/*/result.json")
-    ordered = [results[job] for job in sorted(results)]
+    for job in folded.keys() - trained.keys():
+        raise UserError(f"{origin['fold', *job]} folds a model whose training result is not given: give both")
+    absent = dict.fromkeys(_FOLD_COLUMNS, float("nan"))
+    ordered = [{"run": run, **absent, **trained[job], **folded.get(job, {})} for job in sorted(trained)]
+    curves = [
+        {**dict(zip(JOB, job, strict=True)), **line}
+        for job in sorted(trained)
+        for line in read_metrics(origin["pretrain", *job].parent / "metrics.jsonl")
+    ]
     return _typed(pd.DataFrame(ordered)), _typed(pd.DataFrame(curves).sort_values([*JOB, "step"], ignore_index=True))
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """The columns of one result file."""
-    document = read_document(path, KIND)
-    return {column: value_at(document, place, path) for column, place in _COLUMNS.items()}
+def read_result(path: Path) -> tuple[str, dict[str, Any]]:
+    """Kind and columns of one result file."""
+    document = read_document(path, *_KINDS)
+    kind = document["kind"]
+    return kind, {column: value_at(document, place, path) for column, place in _KINDS[kind].items()}
 
 
-def read_document(path: Path, kind: str) -> dict[str, Any]:
-    """A JSON file that a job wrote, of this `kind` and of the schema that this version reads."""
+def read_document(path: Path, *kinds: str) -> dict[str, Any]:
+    """A JSON file that a job wrote, of one of these `kinds` and of the schema that this version reads."""
     document = _parse(path, _text_of(path))
-    for key, wanted in (("schema_version", SCHEMA_VERSION), ("kind", kind)):
+    for key, wanted in (("schema_version", (SCHEMA_VERSION,)), ("kind", kinds)):
         found = document.get(key) if isinstance(document, dict) else None
-        if found != wanted:
-            raise UserError(f"{path}: {key} is {found!r} and this version reads {wanted!r}: run the job again")
+        if found not in wanted:
+            read = " or ".join(map(repr, wanted))
+            raise UserError(f"{path}: {key} is {found!r} and this version reads {read}: run the job again")
     return document
 
 

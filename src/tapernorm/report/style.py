@@ -17,6 +17,13 @@ LINES: dict[str, dict[str, Any]] = {
     "all": {"color": _COLORS[1], "linestyle": "-"},
     "all_aux": {"color": _COLORS[3], "linestyle": (0, (5, 1.2, 1.2, 1.2))},
 }
+# Arms of the decoding benchmark: shapes tell them apart in grey.
+ARMS: dict[str, dict[str, Any]] = {
+    "baseline_naive": {"color": "#000000", "marker": "D", "markersize": 2.6, "markerfacecolor": "#FFFFFF"},
+    "unfused": {"color": _COLORS[1], "marker": "s", "markersize": 2.6},
+    "fused": {"color": _COLORS[0], "marker": "o", "markersize": 3.2},
+    "identity": {"color": "#8C8C8C", "marker": "_", "markersize": 7},
+}
 GATE = {"color": "#595959", "linewidth": 0.9}
 BAND_ALPHA = 0.18
 

@@ -1,5 +1,6 @@
 """Table 1: validation loss per width and variant, and the relative gap to Baseline paired by seed."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -12,6 +13,7 @@ from . import published, stats
 from .table import ABSENT, Column, Table
 
 SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
+FORMS = ("unfused", "fused")  # how a tapered model is folded
 ALL_SEEDS, TRIMMED = "all", "without outliers"
 _SAME = ("steps", "lr", "batch", "context", "valid_tokens")  # at one width, or its losses are not comparable
 
@@ -145,6 +147,7 @@ def _notes(jobs: Sequence[Row]) -> Iterator[str]:
         " n seeds."
     )
     yield "gap %: mean over paired seeds of 100 (L − L_Baseline)/L_Baseline, in brackets its 95 % t interval."
+    yield from _fold_note(jobs)
     remarks = [f"; {VARIANT_LABELS[v]}, {r.note}" for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
     yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here{''.join(remarks)}."
     rates = ", ".join(f"{rate:g}" for rate in sorted({job["lr"] for job in jobs}))
@@ -152,6 +155,17 @@ def _notes(jobs: Sequence[Row]) -> Iterator[str]:
     commits = _commits(jobs)
     several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
     yield f"Peak learning rate {rates}. Device {devices}. Code commit{several}: {', '.join(commits)}."
+
+
+def _fold_note(jobs: Sequence[Row]) -> Iterator[str]:
+    """That folding left the loss where it was, with the largest difference over everything that was folded."""
+    folded = [job for job in jobs if not math.isnan(job["valid_ce_gated"])]
+    if folded:
+        shift = max(abs(job[f"valid_ce_{form}"] - job["valid_ce_gated"]) for job in folded for form in FORMS)
+        yield (
+            f"Folding the norms away, as a fixed scale or into the next linear map, moved the loss of the {len(folded)}"
+            f" tapered models by at most {shift:.1e} nats/token."
+        )
 
 
 def _left_out_notes(rows: Sequence[Row]) -> Iterator[str]:

@@ -1,0 +1,74 @@
+"""Text from a checkpoint on disk: finds its tokenizer, encodes the prompt, streams what follows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from .data.tokenizer import Tokenizer
+from .decode import Sampling, generate
+from .errors import UserError
+from .models.packed import PackedDecoder
+from .models.store import load
+from .rng import generator
+from .train import pick_device
+
+
+def stream_text(
+    checkpoint: Path,
+    prompt: str,
+    *,
+    tokenizer: Path | None,
+    new_tokens: int | None,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    device: str,
+) -> Iterator[str]:
+    """Yield the prompt, then its continuation piece by piece, up to the end of the document or of the context.
+
+    Raises:
+        UserError: no tokenizer is found, it does not fit the model, a sampling option is out of range, or prompt
+            and new tokens exceed the model's context.
+    """
+    try:
+        sampling = Sampling(temperature, top_k, top_p)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    coder = Tokenizer(tokenizer or find_tokenizer(checkpoint))
+    chosen = pick_device(device)
+    model = load(checkpoint).requires_grad_(False).to(chosen)
+    if coder.vocab_size != model.config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {coder.vocab_size} pieces and the model {model.config.vocab_size}: "
+            "give the one it was trained with, --tokenizer DIR"
+        )
+    ids = coder.encode(prompt) or [coder.eod]  # an empty prompt starts a document
+    tokens = torch.tensor([ids], device=chosen)
+    new_tokens = new_tokens or max(model.config.context - len(ids), 1)
+    draws = generator(seed, "generate") if temperature > 0 else None
+    shown = prompt
+    yield prompt
+    for drawn in generate(
+        PackedDecoder(model), tokens, new_tokens=new_tokens, sampling=sampling, generator=draws, eod=coder.eod
+    ):
+        ids.append(int(drawn))
+        if ids[-1] == coder.eod:
+            return
+        text = prompt + coder.decode(ids[len(tokens[0]) :])
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # bytes of a character that is not whole yet
+            yield text[len(shown) :]
+            shown = text
+
+
+def find_tokenizer(checkpoint: Path) -> Path:
+    """The tokenizer of the run that `checkpoint` lies in: data/tokenizer in one of its parent folders.
+
+    Raises:
+        UserError: there is none.
+    """
+    for folder in (checkpoint.resolve(), *checkpoint.resolve().parents):
+        if (found := folder / "data" / "tokenizer" / "tokenizer.model").is_file():
+            return found.parent
+    raise UserError(f"no tokenizer belongs to {checkpoint}: name its folder, --tokenizer DIR")

@@ -1,0 +1,46 @@
+"""The machine under a benchmark: its memory's read bandwidth, its clocks, its load."""
+
+import os
+from typing import Any
+
+import torch
+
+from .bench import interleave
+
+_BUFFER_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}  # far larger than a last-level cache
+
+
+def read_bandwidth(device: torch.device, *, rounds: int = 7) -> list[float]:
+    """Bytes per second of a sum over a buffer far larger than any cache; samples."""
+    buffer = torch.ones(_BUFFER_BYTES[device.type] // 4, device=device)
+
+    def once() -> None:
+        buffer.sum()
+        synchronize(device)
+
+    samples = interleave({"sum": once}, rounds=rounds, warmup=2)
+    return [buffer.nbytes / seconds for seconds in samples["sum"]]
+
+
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "threads": torch.get_num_threads(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+        "clocks": _clocks(device) if cuda else None,
+        "load": os.getloadavg()[0],
+    }
+
+
+def _clocks(device: torch.device) -> dict[str, int] | None:
+    try:
+        return {"sm_mhz": torch.cuda.clock_rate(device), "temperature_c": torch.cuda.temperature(device)}
+    except (ModuleNotFoundError, RuntimeError):
+        return None  # the driver's management library is missing
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,25 @@
+# Every tapered model -> unfused and fused exports, scored again. Needs no retraining and no GPU.
+FOLDED = RESULTS + "/fold/{variant}/d{width}/seed{seed}"
+
+
+rule fold:
+    input:
+        model=rules.pretrain.output.model,
+        trained=rules.pretrain.output.result,
+        tokens=rules.tokens.output.manifest,
+    output:
+        multiext(f"{FOLDED}/unfused/", "model.safetensors", "config.json"),
+        multiext(f"{FOLDED}/fused/", "model.safetensors", "config.json"),
+        result=f"{FOLDED}/result.json",
+    log:
+        LOGS + "/fold/{variant}/d{width}/seed{seed}.log",
+    threads: RUN.hardware.threads
+    resources:
+        device=RUN.hardware.device,
+    params:
+        model=subpath(input.model, parent=True),
+        tokens=subpath(input.tokens, parent=True),
+        out=subpath(output.result, parent=True),
+    shell:
+        "tapernorm fold --model {params.model:q} --tokens {params.tokens:q} --out {params.out:q}"
+        " --device {resources.device} --threads {threads} &> {log:q}"
