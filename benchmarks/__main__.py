@@ -7,7 +7,7 @@ from pathlib import Path
 from tapernorm.files import write_json
 from tapernorm.provenance import provenance
 
-from . import train_step, workflow
+from . import decode, train_step, workflow
 from .report import line
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = []
     load_before = os.getloadavg()[0]
-    for measure in (train_step.measure, workflow.measure):
+    for measure in (train_step.measure, decode.measure, workflow.measure):
         for measured in measure():
             print(line(measured), flush=True)
             figures.append(measured.row())

@@ -4,16 +4,15 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from tapernorm import Decoder, GateSchedule, attach
 from tapernorm.bench import interleave, paired_speedup
 from tapernorm.config import DecoderConfig, TrainConfig
 from tapernorm.metrics import gradient_norm
 from tapernorm.rng import generator
-from tapernorm.taper import Taper
+from tapernorm.taper import Taper, taper_of
 from tapernorm.train import make_optimizer, training_loss
 
+from .models import decoder, stock_llama, tapered
 from .report import Figure, figure
 
 BATCH, THREADS, ROUNDS, WARMUP = 4, 2, 25, 3
@@ -46,23 +45,11 @@ SETTINGS = TrainConfig(
 
 
 class StockLlama(nn.Module):
-    """transformers' LlamaForCausalLM of the same shape, as a map from ids to logits."""
+    """transformers' LLaMA as a map from ids to logits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stock = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=SHAPE.vocab_size,
-                hidden_size=SHAPE.d_model,
-                intermediate_size=SHAPE.d_ff,
-                num_hidden_layers=SHAPE.n_layer,
-                num_attention_heads=SHAPE.n_head,
-                num_key_value_heads=SHAPE.n_kv_head,
-                max_position_embeddings=SHAPE.context,
-                rms_norm_eps=SHAPE.norm_eps,
-                tie_word_embeddings=True,
-            )
-        )
+        self.stock = stock_llama(SHAPE)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.stock(tokens, use_cache=False).logits
@@ -86,27 +73,15 @@ def one_step(model: nn.Module, taper: Taper | None) -> Callable[[], None]:
     return step
 
 
-def tapered_step(gate: float, *, anchored: bool = True) -> Callable[[], None]:
-    model = Decoder(SHAPE).initialize(generator(0, "init"))
-    taper = attach(model, schedule=GateSchedule(1, 2), anchor_weight=0.1 if anchored else 0.0)
-    with taper.observe(), torch.no_grad():
-        tokens = torch.randint(SHAPE.vocab_size, (BATCH, SHAPE.context), generator=generator(0, "calibrate"))
-        model(tokens)
-        taper.anchor_loss()
-    taper.calibrate()
-    taper.set_gate(gate)
-    return one_step(model, taper)
-
-
 def measure() -> Iterator[Figure]:
     """Speed relative to transformers' LLaMA (Baseline) and to Baseline (0 < g < 1, g = 0)."""
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     arms = {
         "llama": one_step(StockLlama(), None),
-        "baseline": one_step(Decoder(SHAPE).initialize(generator(0, "init")), None),
-        "mix": tapered_step(0.5),
-        "linear": tapered_step(0.0),
+        "baseline": one_step(decoder(SHAPE), None),
+        "mix": one_step(mix := tapered(SHAPE, gate=0.5, anchored=True), taper_of(mix)),
+        "linear": one_step(linear := tapered(SHAPE, gate=0.0, anchored=True), taper_of(linear)),
     }
     samples = interleave(arms, rounds=ROUNDS, warmup=WARMUP)
     bounds = {"baseline": ("llama", 1.0), "mix": ("baseline", 0.93), "linear": ("baseline", 1.0)}

@@ -134,3 +134,15 @@ def decoder(tokens, state, norm, *, n_layer, n_head, n_kv_head, cos, sin):
         h = h + attention(x, weights(block + "self_attn."), **heads)
         h = h + swiglu(norm(block + "post_attention_layernorm", h), weights(block + "mlp."))
     return norm("model.norm", h) @ state["lm_head.weight"].T
+
+
+# Folding; row vectors x -> x W + b, W (in, out)
+
+
+def fold_rms_norm(W, *, c, gamma_t):
+    return c * np.diag(gamma_t) @ W
+
+
+def fold_layer_norm(W, b, *, c, gamma_t, beta):
+    d = len(W)
+    return c * (np.eye(d) - np.ones((d, d)) / d) @ np.diag(gamma_t) @ W, b + beta @ W

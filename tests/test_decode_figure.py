@@ -44,9 +44,10 @@ def test_each_panel_draws_its_rows_of_the_csv(bench, tmp_path):
     for axes, (batch, (against, mode)) in zip(figure.axes, ((b, p) for b in (1, 4) for p in places), strict=True):
         rows = bands.where(frame, against=against, mode=mode, batch=batch)
         np.testing.assert_allclose(drawn_points(axes), rows[["ratio", "low", "high"]], rtol=1e-12)
-        assert [label.get_text() for label in axes.get_xticklabels()] == ["128", "512"]
-        (one,) = (line for line in axes.lines if line.get_xdata() == [0, 1])
+        (one,) = (line for line in axes.lines if list(line.get_xdata()) == [0, 1])
         assert list(one.get_ydata()) == [1, 1]
+    for axes in figure.axes[3:]:
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["128", "512"]
 
 
 def test_the_ratios_are_those_of_the_benchmark(bench):

@@ -147,7 +147,6 @@ def test_intervals_do_not_depend_on_the_order_of_the_cells(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "pretrain"}, "kind is 'pretrain' and this version reads 'bench_decode'"),
         ({"schema_version": 2}, "schema_version is 2"),
         ({"machine": {"device": "cpu"}}, "holds no machine.threads"),
         ({"cells": []}, "holds no samples"),
@@ -182,3 +181,9 @@ def test_the_decoding_report_imports_no_torch():
     code = "import sys, tapernorm.report.decode_figure, tapernorm.report.decode_tables; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.lower()) is False
+
+
+def test_the_two_benchmarks_are_not_taken_for_each_other(tmp_path):
+    path = synthetic_bench.write(synthetic_bench.last_token((1,), (128,), 2), tmp_path / "b")
+    with pytest.raises(UserError, match="kind is 'bench_last_token' and this version reads 'bench_decode'"):
+        decode_rows.read(path)

@@ -155,15 +155,20 @@ def test_the_verdict_answers_for_each_mode(tmp_path):
     gains = {
         "eager": [(0.9, 1.1), (0.8, 1.2)],
         "compile": [(0.9, 1.05), (1.1, 1.05), (0.9, 0.99)],
-        "cudagraph": [(1, 1)],
+        "cudagraph": [(1, 1), (1, 0.9)],
     }
     assert decode_notes.verdict(with_gains(tmp_path, gains)) == (
         "Does the decoding gain of Internal-Taper fused survive? Against Baseline with F.rms_norm,"
         " a fused norm (eager): yes (1.100–1.200x, a gain in 2 of 2);"
         # of three: one gains, one is slower than the several-op norm, one slower than F.rms_norm
         " torch.compile: in part (0.990–1.050x, a gain in 1 of 3, a loss in 2);"
-        " CUDA graphs: no (1.000x, a gain in 0 of 1)."
+        " CUDA graphs: no (0.900–1.000x, a gain in 0 of 2, a loss in 1)."
     )
+
+
+def test_a_gain_that_no_interval_tells_from_1_is_not_shown(tmp_path):
+    verdict = decode_notes.verdict(with_gains(tmp_path, {"eager": [(0.9, 1.0)]}))
+    assert "a fused norm (eager): not shown (1.000x, a gain in 0 of 1)" in verdict
 
 
 def test_the_verdict_names_what_was_not_measured(tmp_path):

@@ -11,6 +11,7 @@ import reference
 import torch
 import transformers
 from builders import array, close, decoder, reference_norm, shape, tokens
+from hugging_face import hugging_face
 
 from tapernorm.config import paper_d_ff
 from tapernorm.models.llama import Decoder, RotaryTable, parameter_count
@@ -22,26 +23,6 @@ PAPER = {64: (168, 1.03), 128: (344, 2.86), 256: (680, 8.84), 512: (1368, 30.3)}
 
 def four_heads(**options):
     return shape(**{"d_model": 24, "n_head": 4, **options})
-
-
-def hugging_face(config, dtype=torch.float32):
-    """A LlamaForCausalLM of the same shape with random weights, none of them small."""
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.d_model,
-            intermediate_size=config.d_ff,
-            num_hidden_layers=config.n_layer,
-            num_attention_heads=config.n_head,
-            num_key_value_heads=config.n_kv_head,
-            max_position_embeddings=config.context,
-            rms_norm_eps=config.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            tie_word_embeddings=config.tie_head,
-        )
-    )
-    builders.randomise(model, seed=6)
-    return model.to(dtype).eval()
 
 
 def in_float64(theirs, ours):

@@ -41,7 +41,8 @@ def make_arms(gated: Decoder, dtype: torch.dtype) -> dict[str, PackedDecoder]:
     """
     names = [name for name, module in gated.named_modules() if isinstance(module, TaperNorm)]
     if gated.config.norm != "rmsnorm" or not names:
-        raise UserError(f"the benchmark compares RMSNorm with its tapered forms; this model is {gated.config.norm!r}")
+        found = f"{len(names)} tapered norms and norm {gated.config.norm!r}"
+        raise UserError(f"the benchmark needs a tapered RMSNorm model and this one has {found}: give a tapered run")
     made = {
         "baseline_naive": _with_norms(gated, naive=True),
         "baseline": _with_norms(gated, naive=False),

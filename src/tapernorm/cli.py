@@ -158,7 +158,10 @@ def bench(arguments: argparse.Namespace) -> None:
     from .train import pick_device
 
     model = load(arguments.model)
-    variant = read_json(arguments.model / "result.json")["job"]["variant"]
+    result = arguments.model / "result.json"
+    if not result.is_file():
+        raise UserError(f"{arguments.model} holds no result.json: give the run folder of a tapered model")
+    variant = read_json(result)["job"]["variant"]
     device = pick_device(arguments.device)
     write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
 

@@ -19,7 +19,7 @@ class Sampling:
     """How the next token is drawn: greedy at temperature 0, else from the tempered, truncated distribution.
 
     Raises:
-        ValueError: a negative temperature, top_k < 1, or top_p outside (0, 1].
+        ValueError: a temperature below 0 or not finite, top_k < 1, or top_p outside (0, 1].
     """
 
     temperature: float = 0.0
@@ -27,8 +27,8 @@ class Sampling:
     top_p: float | None = None  # then the smallest set of them that holds this much probability
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be at least 0 and finite, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -38,16 +38,18 @@ class Sampling:
         """Next tokens (B,) from logits (B, V)."""
         if self.temperature == 0:
             return logits.argmax(-1)
-        order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
-        values = order.values
+        order = logits.float().sort(dim=-1, descending=True)
+        values = (order.values - order.values[:, :1]) / self.temperature  # at most 0: no temperature overflows
         if self.top_k is not None:
             values[:, self.top_k :] = -torch.inf
         probabilities = values.softmax(-1)
         if self.top_p is not None:
             before = probabilities.cumsum(-1) - probabilities  # mass of the likelier tokens
             probabilities = probabilities.masked_fill(before >= self.top_p, 0.0)
+        if generator is not None:
+            probabilities = probabilities.to(generator.device)  # draws are the same whatever the model runs on
         drawn = torch.multinomial(probabilities, 1, generator=generator)
-        return order.indices.gather(-1, drawn)[:, 0]
+        return order.indices.gather(-1, drawn.to(logits.device))[:, 0]
 
 
 def pad_left(prompts: Sequence[Sequence[int]], *, pad: int) -> tuple[Tensor, Tensor]:
@@ -85,7 +87,7 @@ def generate(
     generator: torch.Generator | None = None,
     eod: int | None = None,
 ) -> Iterator[Tensor]:
-    """Yield up to `new_tokens` next tokens (B,), one step at a time; ends once every row has ended its document.
+    """Up to `new_tokens` next tokens (B,), one step at a time; ends once every row has ended its document.
 
     Args:
         tokens: prompts (B, T), left-padded where `pads` (B,) says so.
@@ -107,14 +109,18 @@ def generate(
         device=tokens.device,
         pads=pads,
     )
-    logits = prefill(model, tokens, cache)
-    ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    for position in range(tokens.shape[1], tokens.shape[1] + new_tokens):
-        drawn = sampling(logits, generator)
-        if eod is not None:
-            drawn = drawn.masked_fill(ended, eod)
-            ended = ended | (drawn == eod)
-        yield drawn
-        if bool(ended.all()) or position == tokens.shape[1] + new_tokens - 1:
-            return
-        logits = decode_step(model, drawn, cache, position)
+
+    def steps() -> Iterator[Tensor]:
+        logits = prefill(model, tokens, cache)
+        ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+        for position in range(tokens.shape[1], cache.capacity):
+            drawn = sampling(logits, generator)
+            if eod is not None:
+                drawn = drawn.masked_fill(ended, eod)
+                ended = ended | (drawn == eod)
+            yield drawn
+            if position == cache.capacity - 1 or (eod is not None and bool(ended.all())):
+                return
+            logits = decode_step(model, drawn, cache, position)
+
+    return steps()

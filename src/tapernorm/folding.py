@@ -62,11 +62,12 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
     """
     arch = architecture_of(model)
     norms = _foldable_norms(model, arch)
-    tokens = _probe_tokens(model)
-    if fused:
-        require_foldable(model, {name: arch.consumers(name) for name in norms}, tokens)
-    folded = copy.deepcopy(model)
+    folded = copy.deepcopy(model).eval()  # all passes are its own: one of `model` would move the taper's probe
     forget_taper(folded)
+    tokens = _probe_tokens(folded)
+    if fused:
+        require_foldable(folded, {name: arch.consumers(name) for name in norms}, tokens)
+    logits = folded(tokens)
     untied = fused and arch.final in norms and _untie_head(folded, arch)
     for name, norm in norms.items():
         if fused:
@@ -75,7 +76,9 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
                 assert isinstance(layer, nn.Linear)
                 _fold_into(layer, norm)
         folded.set_submodule(name, nn.Identity() if fused else _fixed_scale(norm))
-    return folded, _report(model, folded, norms, arch, fused=fused, untied=untied, tokens=tokens)
+    moved = (folded(tokens) - logits).abs().max().item()
+    report = _report(model, folded, norms, arch, fused=fused, untied=untied, moved=moved)
+    return folded.train(model.training), report
 
 
 def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, TaperNorm]:
@@ -96,34 +99,33 @@ def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, TaperNorm
 
 
 def _untie_head(model: nn.Module, arch: Architecture) -> bool:
-    """Give the output head a weight of its own, if it shares the embedding's."""
+    """Whether the output head shares its weight; folding into it gives it one of its own, and the config says so."""
     head = model.get_submodule(arch.head)
-    assert isinstance(head, nn.Linear)
     shared = [m for m in model.modules() if m is not head and getattr(m, "weight", None) is head.weight]
     if not shared:
         return False
-    head.weight = nn.Parameter(head.weight.clone())
     config: Any = model.config
     model.config = config.model_copy(update={"tie_head": False})
     return True
 
 
 def _fold_into(layer: nn.Linear, norm: TaperNorm) -> None:
-    """Replace layer(norm(h)) by layer(h); float64 inside, cast once."""
+    """Replace layer(norm(h)) by layer(h); float64 inside, cast once. What shared the old weight keeps it."""
     weight = layer.weight.double()  # (out, in)
     scaled = weight * norm.coefficient64()
     if isinstance(norm, TaperLayerNorm):
         scaled = scaled - scaled.mean(dim=1, keepdim=True)  # (I - 11^T/d): every output's mean over the inputs
         if norm.bias is not None:
             _add_to_bias(layer, weight @ norm.bias.double())
-    layer.weight.copy_(scaled)
+    layer.weight = _like(layer.weight, scaled)
 
 
 def _add_to_bias(layer: nn.Linear, shift: Tensor) -> None:
-    if layer.bias is None:
-        layer.bias = nn.Parameter(shift.to(layer.weight.dtype))
-    else:
-        layer.bias.copy_(layer.bias.double() + shift)
+    layer.bias = _like(layer.weight, shift if layer.bias is None else layer.bias.double() + shift)
+
+
+def _like(parameter: Tensor, value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.to(parameter.dtype), requires_grad=parameter.requires_grad)
 
 
 def _fixed_scale(norm: TaperNorm) -> FixedScale:
@@ -152,7 +154,7 @@ def _report(
     *,
     fused: bool,
     untied: bool,
-    tokens: Tensor,
+    moved: float,
 ) -> FoldReport:
     def size(m: nn.Module) -> tuple[int, int]:
         return sum(p.numel() for p in m.parameters()), sum(p.nbytes for p in m.parameters())
@@ -176,5 +178,5 @@ def _report(
         parameters_after=parameters_after,
         bytes_before=bytes_before,
         bytes_after=bytes_after,
-        largest_logit_difference=(folded(tokens) - model(tokens)).abs().max().item(),
+        largest_logit_difference=moved,
     )

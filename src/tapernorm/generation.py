@@ -29,8 +29,8 @@ def stream_text(
     """Yield the prompt, then its continuation piece by piece, up to the end of the document or of the context.
 
     Raises:
-        UserError: no tokenizer is found, it does not fit the model, a sampling option is out of range, or prompt
-            and new tokens exceed the model's context.
+        UserError: no tokenizer is found, it does not fit the model, the prompt is no text, a sampling option is out
+            of range, or prompt and new tokens exceed the model's context.
     """
     try:
         sampling = Sampling(temperature, top_k, top_p)
@@ -44,22 +44,28 @@ def stream_text(
             f"the tokenizer has {coder.vocab_size} pieces and the model {model.config.vocab_size}: "
             "give the one it was trained with, --tokenizer DIR"
         )
-    ids = coder.encode(prompt) or [coder.eod]  # an empty prompt starts a document
-    tokens = torch.tensor([ids], device=chosen)
-    new_tokens = new_tokens or max(model.config.context - len(ids), 1)
-    draws = generator(seed, "generate") if temperature > 0 else None
-    shown = prompt
+    try:
+        ids = coder.encode(prompt) or [coder.eod]  # an empty prompt starts a document
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not valid UTF-8: give it as text") from None
+    steps = generate(
+        PackedDecoder(model),
+        torch.tensor([ids], device=chosen),
+        new_tokens=new_tokens or max(model.config.context - len(ids), 1),
+        sampling=sampling,
+        generator=generator(seed, "generate"),
+        eod=coder.eod,
+    )
     yield prompt
-    for drawn in generate(
-        PackedDecoder(model), tokens, new_tokens=new_tokens, sampling=sampling, generator=draws, eod=coder.eod
-    ):
-        ids.append(int(drawn))
-        if ids[-1] == coder.eod:
-            return
-        text = prompt + coder.decode(ids[len(tokens[0]) :])
+    written: list[int] = []
+    shown = text = ""
+    for drawn in steps:
+        written.append(int(drawn))
+        text = coder.decode(written)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # bytes of a character that is not whole yet
             yield text[len(shown) :]
             shown = text
+    yield text[len(shown) :]  # and never will be
 
 
 def find_tokenizer(checkpoint: Path) -> Path:

@@ -75,14 +75,17 @@ class PackedDecoder(nn.Module):
         self.norm = _working(model.model.norm)
         self.head = model.lm_head
         self.rotary = model.model.layers[0].self_attn.rotary
-        self.eval()
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
         """Logits (B, V) after the last of `tokens` (B, T), which stand at `position` ... of the cache.
 
         A tensor position attends over the whole cache under a mask, so that one graph serves every step; an int
         attends over what is filled. Without a cache the tokens are all there is.
+
+        Raises:
+            ValueError: the tokens pass the end of the cache (without one, of the context), or are no row per sequence.
         """
+        self._require_room(tokens, cache, position)
         h = self.embed(tokens)  # (B, T, D)
         cos, sin, mask = self._geometry(tokens, cache, position, h.dtype)
         for index, block in enumerate(self.blocks):
@@ -90,6 +93,14 @@ class PackedDecoder(nn.Module):
             h = block(h, cos, sin, cached, position, mask)
         h = h[:, -1]
         return self.head(h if self.norm is None else self.norm(h))
+
+    def _require_room(self, tokens: Tensor, cache: KVCache | None, position: Position) -> None:
+        rows, length = tokens.shape
+        room = self.config.context if cache is None else cache.capacity
+        if isinstance(position, int) and position + length > room:  # a tensor stays unread; writing there checks it
+            raise ValueError(f"{length} tokens at position {position} exceed the {room} that there is room for")
+        if cache is not None and rows != len(cache.keys[0]):
+            raise ValueError(f"{rows} rows of tokens do not fit a cache of {len(cache.keys[0])} sequences")
 
     def _geometry(
         self, tokens: Tensor, cache: KVCache | None, position: Position, dtype: torch.dtype
@@ -119,6 +130,7 @@ class PackedDecoder(nn.Module):
         return visible[:, None]
 
 
+@torch.no_grad()
 def _stack(*layers: nn.Linear) -> nn.Linear:
     """One linear map whose outputs are those of `layers`, one after the other."""
     first = layers[0]

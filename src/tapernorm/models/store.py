@@ -51,8 +51,7 @@ def load(folder: str | Path) -> Decoder:
         raise UserError(f"{folder}/config.json has format {config.get('format')!r}; this version reads {FORMAT}")
     state = _read_weights(folder / "model.safetensors")
     model = Decoder(parse(DecoderConfig, config["decoder"], f"{folder}/config.json"))
-    _change_norms(model, config["norms"])
-    _grow_biases(model, state)
+    _change_norms(model, config["norms"], f"{folder}/config.json")
     _load_weights(model, state, folder / "model.safetensors")
     if TAPERED in config["norms"].values():
         taper_of(model).set_gate(0.0)
@@ -67,9 +66,13 @@ def _changed_norms(model: Decoder) -> dict[str, str]:
     return {name: word for name, norm in norms.items() for kind, word in kinds.items() if isinstance(norm, kind)}
 
 
-def _change_norms(model: Decoder, norms: dict[str, str]) -> None:
+def _change_norms(model: Decoder, norms: dict[str, str], source: str) -> None:
     """Bring the norms of a fresh model into the saved form."""
     arch = architecture_of(model)
+    known = {*arch.internal_norms(model), arch.final}
+    for name, word in norms.items():
+        if name not in known or word not in (TAPERED, FIXED, ABSENT):
+            raise UserError(f"{source} has {name!r} as {word!r}: it is damaged, run the job that wrote it again")
     tapered = [name for name, word in norms.items() if word == TAPERED]
     if tapered:
         attach(model, final=arch.final in tapered, sites=[name for name in tapered if name != arch.final])
@@ -80,14 +83,11 @@ def _change_norms(model: Decoder, norms: dict[str, str]) -> None:
             model.set_submodule(name, FixedScale(model.config.d_model, centre=centre, bias=centre))
         elif word == ABSENT:
             model.set_submodule(name, nn.Identity())
-
-
-def _grow_biases(model: Decoder, state: dict[str, Tensor]) -> None:
-    """Give the linear maps the biases that a folded LayerNorm left in them."""
-    for key, value in state.items():
-        owner, _, leaf = key.rpartition(".")
-        if leaf == "bias" and isinstance(layer := model.get_submodule(owner), nn.Linear) and layer.bias is None:
-            layer.bias = nn.Parameter(torch.empty_like(value))
+            if isinstance(norm, LayerNorm):  # its bias went into the linear maps behind it
+                for consumer in arch.consumers(name):
+                    layer = model.get_submodule(consumer)
+                    assert isinstance(layer, nn.Linear)
+                    layer.bias = nn.Parameter(torch.zeros(layer.out_features))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

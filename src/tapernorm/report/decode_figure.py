@@ -45,7 +45,8 @@ def figure_decode(bench: Bench, *, run: str, caption: str) -> tuple[Figure, pd.D
         found = {
             label: handle for one in axes.flat for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=2 if len(columns) < 3 else 3)
+        place = {"loc": "outside upper center", "ncols": 2 if len(columns) < 3 else 3, "handlelength": 1.4}
+        figure.legend(found.values(), found.keys(), **place)
         figure.supxlabel(note, x=0.01, ha="left", color="#404040", linespacing=1.25)
     return figure, frame
 

@@ -27,7 +27,7 @@ def verdict(bench: Bench) -> str:
 def _survival(rows: Sequence[Row]) -> str:
     gains = sum(all(row[f"ratio_{b}_low"] > 1 for b in BASELINES) for row in rows)
     losses = sum(any(row[f"ratio_{b}_high"] < 1 for b in BASELINES) for row in rows)
-    answer = "yes" if gains == len(rows) else "in part" if gains else "no"
+    answer = "yes" if gains == len(rows) else "in part" if gains else "no" if losses else "not shown"
     if all(row["n"] == 1 for row in rows):
         answer = "one round cannot tell"
     low, high = (f"{f(row[FUSED_NORM] for row in rows):.3f}" for f in (min, max))

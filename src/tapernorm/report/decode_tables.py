@@ -89,7 +89,8 @@ def table2x(bench: Bench, *, run: str, caption: str) -> Table:
         notes=[
             verdict(bench),
             "A gain counts where the intervals of the ratios to both Baselines, with F.rms_norm and with the several-op"
-            " norm, lie above 1; yes: at every batch and prompt, in part: at some.",
+            " norm, lie above 1, a loss where either lies below. Yes: a gain everywhere; in part: at some; not"
+            " shown: neither gain nor loss at any.",
             *reading_notes(rows),
             "several-op: Baseline with RMSNorm spelt out, as in Table 2. bound: the model without any norm, the final"
             " one too; its logits mean nothing, and removing norms can gain no more.",
