@@ -10,6 +10,8 @@ from snakemake.utils import min_version, validate
 
 from tapernorm import config as settings
 from tapernorm.config import canonical_json
+from tapernorm.data.textfiles import find_files
+from tapernorm.errors import UserError
 
 min_version("9.0")
 
@@ -17,12 +19,16 @@ min_version("9.0")
 configfile: "config/demo.yaml"
 
 
+# Snakemake merges a --configfile into the default above. A setting that it leaves out would silently be the demo's, so
+# each one must be complete by itself.
 try:
+    for path in workflow.configfiles:
+        settings.load_config(path)
     RUN = settings.parse(settings.Config, config, "the config")
-except settings.ConfigError as error:
+except UserError as error:
     raise WorkflowError(str(error)) from None
-# The same rules again as JSON schema, exported from that model; editors check YAML files against it.
-validate(config, "workflow/schemas/config.schema.json", set_default=False)
+# The same rules as JSON schema, exported from that model; editors check YAML files against it.
+validate(RUN.model_dump(mode="json"), "workflow/schemas/config.schema.json", set_default=False)
 
 # Jobs find `tapernorm` beside the Python that runs Snakemake, activated or not.
 os.environ["PATH"] = os.pathsep.join(

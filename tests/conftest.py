@@ -13,7 +13,7 @@ from tapernorm.data.tokenizer import train_tokenizer
 def web_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The World English Bible, one document in twenty held out (folder)."""
     out = tmp_path_factory.mktemp("web") / "corpus"
-    build_corpus(CorpusJob(data=DataConfig(source="web", files=(), field="text", valid_fraction=0.05)), out)
+    build_corpus(CorpusJob(data=DataConfig(source="web", files=(), field=None, valid_fraction=0.05)), out)
     return out
 
 

@@ -46,6 +46,24 @@ def result(variant: str, d_model: int, seed: int, steps: int = 40, valid_ce: flo
     }
 
 
+def fold_result(variant: str, d_model: int, seed: int, moved: dict[str, float] | None = None) -> dict:
+    """What `tapernorm fold` writes: the loss of 3.0 and how far each form `moved` it."""
+    shifts = {"gated": 0.0, "unfused": 0.0, "fused": 0.0, **(moved or {})}
+    reports = {form: {"fused": form == "fused", "largest_logit_difference": 1e-5} for form in ("unfused", "fused")}
+    trained = result(variant, d_model, seed)
+    values = {f"valid_ce_{form}": {"value": 3.0 + shift, "unit": "nats/token"} for form, shift in shifts.items()}
+    same = {key: trained[key] for key in ("schema_version", "job", "provenance")}
+    return {**same, "kind": "fold", "values": values, "reports": reports}
+
+
+def write_fold(folder: Path, variant: str, d_model: int, seed: int, moved: dict[str, float] | None = None) -> Path:
+    """The fold of one job under `folder`; returns its result.json."""
+    job = folder / "fold" / variant / f"d{d_model}" / f"seed{seed}"
+    job.mkdir(parents=True)
+    (job / "result.json").write_text(json.dumps(fold_result(variant, d_model, seed, moved)), encoding="utf-8")
+    return job / "result.json"
+
+
 def metrics(variant: str, d_model: int, seed: int, steps: int = 40, log_every: int = 1) -> list[dict]:
     """Lines as the trainer logs them, with one evaluation half way and one at the end."""
     rng = np.random.default_rng([VARIANTS.index(variant), d_model, seed])

@@ -84,7 +84,9 @@ def test_all_arms_share_one_architecture(tie_head):
     arms = make_arms(gated(final=True, model_options={"tie_head": tie_head})[0], torch.float32)
     for arm in arms.values():
         shapes = {n: p.shape for n, p in arm.named_parameters(remove_duplicate=False) if p.ndim == 2}
-        assert shapes == {n: p.shape for n, p in arms["baseline"].named_parameters(remove_duplicate=False) if p.ndim == 2}
+        assert shapes == {
+            n: p.shape for n, p in arms["baseline"].named_parameters(remove_duplicate=False) if p.ndim == 2
+        }
         assert not any(p.requires_grad for p in arm.parameters())
     same = ("baseline_naive", "baseline", "identity")
     weights = [torch.cat([b.qkv.weight.flatten() for b in arms[arm].blocks]) for arm in same]
@@ -111,7 +113,7 @@ def test_what_is_no_tapered_rms_norm_model_is_refused():
         make_arms(builders.decoder(), torch.float32)
     model, driver = gated()
     driver.set_gate(0.37)
-    with pytest.raises(UserError, match="the gate is 0.37 and folding needs 0"):
+    with pytest.raises(UserError, match=r"the gate is 0\.37 and folding needs 0"):
         make_arms(model, torch.float32)
 
 

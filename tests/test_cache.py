@@ -48,10 +48,9 @@ def cached_logits(model, ids, split, *, kind="int", pads=None, shift=0, chunk=No
     for start in range(0, split, chunk):
         columns = ids[:, start : min(start + chunk, split)]
         logits = prefill(packed, columns, cache) if start == 0 else packed(columns, cache, place(start, kind))
-    found = [logits]
-    for column in range(split, ids.shape[1]):
-        found.append(decode_step(packed, ids[:, column], cache, place(column + shift, kind)))
-    return torch.stack(found, dim=1)
+    rest = range(split, ids.shape[1])
+    steps = [decode_step(packed, ids[:, column], cache, place(column + shift, kind)) for column in rest]
+    return torch.stack([logits, *steps], dim=1)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import writing
 from training import HARDWARE, VOCABULARY, command, make_job, outcome_of, write_stream
 
 import tapernorm
+import tapernorm.machine
 import tapernorm.pretrain
 from tapernorm.cli import main
-from tapernorm.config import canonical_json, load_config
+from tapernorm.config import BenchJob, canonical_json, load_config
+from tapernorm.report import decode_rows
 
 CONFIG = str(Path(__file__).parent.parent / "config" / "test.yaml")
-VERBS = {"corpus", "tokenizer", "tokens", "pretrain", "evaluate", "rows", "table", "figure", "schema"}
+VERBS = {"corpus", "tokenizer", "tokens", "pretrain", "evaluate", "fold", "generate", "bench"}
+VERBS |= {"rows", "table", "figure", "schema"}
 
 HELP = """
 import contextlib, io, sys
@@ -183,7 +188,7 @@ def test_a_file_where_the_run_folder_should_be(tokens: Path, tmp_path: Path, cap
     assert (tmp_path / "out").read_text() == "mine"
 
 
-@pytest.mark.parametrize("verb", ["corpus", "tokenizer", "tokens", "pretrain", "table", "figure"])
+@pytest.mark.parametrize("verb", ["corpus", "tokenizer", "tokens", "pretrain", "bench", "table", "figure"])
 def test_every_configured_verb_explains_a_bad_config(tmp_path: Path, capsys, verb: str) -> None:
     config = tmp_path / "bad.yaml"
     config.write_text(Path(CONFIG).read_text().replace("seeds: [1, 2]", "seeds: [1, 1]").replace("run: test", ""))
@@ -192,6 +197,7 @@ def test_every_configured_verb_explains_a_bad_config(tmp_path: Path, capsys, ver
         "tokenizer": ["--corpus", "c"],
         "tokens": ["--corpus", "c", "--tokenizer", "t"],
         "pretrain": ["--tokens", "t", *CELL],
+        "bench": ["decode", "--model", "m"],
         "table": ["table1", "--rows", "r"],
         "figure": ["figure2", "--rows", "r"],
     }[verb]
@@ -233,7 +239,7 @@ def raising(error: BaseException):
 def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(tapernorm.pretrain, "pretrain", raising(KeyboardInterrupt()))
     assert main(command(make_job(), Path("t"), Path("o"))) == 130
-    assert capsys.readouterr().err == "tapernorm: interrupted; the same command resumes from the last checkpoint\n"
+    assert capsys.readouterr().err == "tapernorm: interrupted; the same command goes on, training from its last checkpoint\n"
 
 
 def test_a_full_disk_anywhere_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -254,3 +260,141 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, er
 def test_the_schema_can_be_written(tmp_path: Path) -> None:
     assert main(["schema", "--out", str(tmp_path / "schema.json")]) == 0
     assert "widths" in json.loads((tmp_path / "schema.json").read_text())["properties"]
+
+
+# --- generate ---
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in a run folder that writes ` 😀 ran` after `dog`, and then ends the document."""
+    run = tmp_path_factory.mktemp("results") / "tiny"
+    coder = writing.make_tokenizer(run)
+    chain = [*coder.encode("dog"), *coder.encode("😀ran"), coder.eod]
+    return writing.make_writer(run / "pretrain" / "all" / "d48" / "seed0", chain)
+
+
+GENERATE = ["generate", "--device", "cpu", "--checkpoint"]
+
+
+def test_generate_streams_a_continuation(writer: Path, capsys) -> None:
+    assert main([*GENERATE, str(writer), "--prompt", "dog", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == "dog😀ran\n"
+    assert main([*GENERATE, str(writer), "--prompt", "dog", "--top-k", "1", "--new-tokens", "4"]) == 0
+    assert capsys.readouterr().out == "dog😀\n"
+
+
+def test_generate_flushes_each_piece_before_the_next_is_computed(writer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda *text, **how: shown.append((*text, how.get("flush"))))
+    assert main([*GENERATE, str(writer), "--prompt", "dog", "--temperature", "0"]) == 0
+    pieces = [(text, flushed) for text, *flushed in shown[:-1] if text]
+    assert pieces[:2] == [("dog", [True]), ("😀", [True])]
+    assert len(pieces) > 2
+
+
+def test_generate_samples_by_its_seed(writer: Path, capsys) -> None:
+    def text(*options: str) -> str:
+        assert main([*GENERATE, str(writer), "--prompt", "fox", "--new-tokens", "9", *options]) == 0
+        return capsys.readouterr().out
+
+    hot = ("--temperature", "9")
+    assert text(*hot, "--seed", "4") == text(*hot, "--seed", "4") != text(*hot, "--seed", "5")
+    assert text() == text("--temperature", "0.8", "--seed", "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--temperature", "-1"], "temperature must be at least 0"),
+        (["--top-p", "1.5"], "top_p must lie in (0, 1]"),
+        (["--new-tokens", "40"], "exceeds the model's context of 40: shorten the prompt, or ask for fewer new tokens"),
+        (["--tokenizer", "absent"], "absent"),
+    ],
+)
+def test_generate_refuses_before_it_shows_anything(writer: Path, capsys, options: list[str], said: str) -> None:
+    assert said in complaint(capsys, [*GENERATE, str(writer), "--prompt", "dog", *options])
+
+
+def test_generate_from_what_is_no_checkpoint(tmp_path: Path, capsys) -> None:
+    said = complaint(capsys, [*GENERATE, str(tmp_path), "--prompt", "dog"])
+    assert "no tokenizer belongs to" in said
+    writing.make_tokenizer(tmp_path)
+    assert "holds no config.json" in complaint(capsys, [*GENERATE, str(tmp_path), "--prompt", "dog"])
+
+
+@pytest.mark.parametrize("option", ["--new-tokens", "--top-k"])
+def test_generate_wants_positive_counts(option: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "--checkpoint", "c", "--prompt", "p", option, "0"])
+    assert "is not a positive number" in capsys.readouterr().err
+
+
+# --- bench ---
+
+
+@pytest.fixture(scope="module")
+def tapered(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run") / "internal"
+    assert main(command(make_job("internal_aux"), tokens, run)) == 0
+    return run
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tapernorm.machine._BUFFER_BYTES, "cpu", 1 << 20)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", ["decode", "last_token"])
+def test_a_bench_from_the_command_line_is_what_the_tables_read(tapered: Path, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "bench" / f"{kind}.json"
+    arguments = ["bench", kind, "--config", CONFIG, "--model", str(tapered), "--out", str(file), "--device", "cpu"]
+    assert main(arguments) == 0
+    bench = decode_rows.read(file, kind=f"bench_{kind}")
+    rounds = load_config(CONFIG).bench.rounds
+    assert {(row["prompt"], row["batch"], row["n"]) for row in bench.rows} == {(16, 1, rounds), (16, 2, rounds)}
+    assert bench.facts["variant"] == "internal_aux"
+    assert bench.facts["torch"] == torch.__version__
+    assert bench.facts["load_before"] >= 0
+    assert bench.facts["load_after"] >= 0
+    assert set(bench.unavailable) == ({"cudagraph"} if kind == "decode" else set())
+    table = {"decode": "table2", "last_token": "table2v1"}[kind]
+    assert main(["table", table, "--config", CONFIG, "--bench", str(file), "--out", str(tmp_path / "tables")]) == 0
+    assert (tmp_path / "tables" / f"{table}.md").is_file()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bench_job_and_a_config_name_the_same_job(tapered: Path, tmp_path: Path) -> None:
+    config = load_config(CONFIG, ["bench.rounds=2", "bench.batches=[1]"])
+    job = BenchJob(run=config.run, bench=config.bench)
+    made = []
+    for source in (
+        ["--job", canonical_json(job)],
+        ["--config", CONFIG, "--set", "bench.rounds=2", "--set", "bench.batches=[1]"],
+    ):
+        out = ["--model", str(tapered), "--out", str(tmp_path / "bench.json"), "--device", "cpu"]
+        assert main(["bench", "decode", *source, *out]) == 0
+        made.append(json.loads((tmp_path / "bench.json").read_text()))
+    assert made[0]["job"] == made[1]["job"]
+    assert made[0]["provenance"]["config_hash"] == made[1]["provenance"]["config_hash"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_bench_refuses_what_it_cannot_compare(tokens: Path, tapered: Path, tmp_path: Path, capsys) -> None:
+    def said(model: Path) -> str:
+        out = tmp_path / "bench.json"
+        answer = complaint(
+            capsys, ["bench", "decode", "--config", CONFIG, "--model", str(model), "--out", str(out), "--device", "cpu"]
+        )
+        assert not out.exists()
+        return answer
+
+    assert "holds no config.json" in said(tmp_path / "absent")
+    assert main(command(make_job("baseline"), tokens, tmp_path / "plain")) == 0
+    capsys.readouterr()
+    assert "0 tapered norms and norm 'rmsnorm': give a tapered run" in said(tmp_path / "plain")
+    folded = ["fold", "--model", str(tapered), "--tokens", str(tokens), "--out", str(tmp_path / "folded")]
+    assert main([*folded, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert "holds no result.json: give the run folder of a tapered model" in said(tmp_path / "folded" / "fused")

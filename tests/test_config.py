@@ -156,7 +156,7 @@ def test_an_unknown_key_lists_the_valid_ones_of_its_section():
     text = complaint(changed(taper__end_fractoin=1.0))
     assert text.startswith("here.yaml is not a valid Config:\n")
     assert "taper.end_fractoin: unknown key; valid keys here are anchor_weight, ema_rate, end_fraction, start_" in text
-    assert "valid keys here are assumptions, caption, data" in complaint(changed(trian={}))
+    assert "valid keys here are assumptions, bench, caption, data" in complaint(changed(trian={}))
 
 
 def test_an_unknown_key_inside_a_list_lists_the_valid_ones():
@@ -169,7 +169,7 @@ def test_a_missing_key_lists_the_needed_ones():
     del config["train"]["lr"], config["seeds"]
     text = complaint(config)
     assert "train.lr: missing; the keys needed here are adam_eps, batch, betas" in text
-    assert "seeds: missing; the keys needed here are assumptions, caption" in text
+    assert "seeds: missing; the keys needed here are assumptions, bench, caption" in text
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_a_missing_key_lists_the_needed_ones():
         ({"taper__ema_rate": 0.0}, "taper.ema_rate: Input should be greater than 0 (got 0.0)"),
         ({"train__lr": float("nan")}, "train.lr: Input should be a finite number"),
         ({"train__precision": "fp16"}, "train.precision: Input should be 'float32' or 'bf16' (got 'fp16')"),
-        ({"data__source": "text"}, "data.files has 0 entries and data.source is 'text'"),
-        ({"data__files": ["a.txt"]}, "data.files has 1 entries and data.source is 'web'"),
+        ({"data__source": "text"}, "data.source is 'text', data.files [] and data.field None: source 'text' needs both"),
+        ({"data__files": ["a.txt"]}, "data.source is 'web', data.files ['a.txt'] and data.field None"),
         ({"run": "../up"}, "run: String should match pattern"),
         ({"tokenizer__vocab_size": 100}, "tokenizer.vocab_size: Input should be greater than or equal to 260"),
     ],

@@ -32,7 +32,7 @@ def documents_in(folder: Path) -> dict[str, list[str]]:
 def published(monkeypatch: pytest.MonkeyPatch, rows: list[tuple[Split, str]]) -> CorpusJob:
     """A job whose source yields `rows` in their publisher's splits."""
     monkeypatch.setattr(corpora, "open_source", lambda _: Source(iter(rows), {"hub": "a/b"}))
-    return CorpusJob(data=DataConfig(source="tinystories", files=(), field="text", valid_fraction=0.5))
+    return CorpusJob(data=DataConfig(source="tinystories", files=(), field=None, valid_fraction=None))
 
 
 # --- the split ---

@@ -263,7 +263,9 @@ def test_sampling_without_a_generator_is_refused():
 def test_no_step_is_taken_past_the_last_token(monkeypatch):
     fed = []
     right = PackedDecoder.forward
-    monkeypatch.setattr(PackedDecoder, "forward", lambda self, t, *rest: fed.append(t.shape[1]) or right(self, t, *rest))
+    monkeypatch.setattr(
+        PackedDecoder, "forward", lambda self, t, *rest: fed.append(t.shape[1]) or right(self, t, *rest)
+    )
     list(generate(packed(decoder()), tokens(1, 5), new_tokens=4))
     assert fed == [5, 1, 1, 1]
 

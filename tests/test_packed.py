@@ -48,7 +48,9 @@ def test_one_bias_among_stacked_maps_is_kept_and_the_others_are_zero():
     mlp = model.model.layers[0].mlp
     mlp.up_proj.bias = nn.Parameter(builders.normal(20, seed=4))
     packed = PackedDecoder(model)
-    assert torch.equal(packed.blocks[0].gate_up.bias, torch.cat([torch.zeros(20, dtype=torch.float64), mlp.up_proj.bias]))
+    assert torch.equal(
+        packed.blocks[0].gate_up.bias, torch.cat([torch.zeros(20, dtype=torch.float64), mlp.up_proj.bias])
+    )
     assert packed.blocks[1].gate_up.bias is None
     assert close(packed(tokens()), model(tokens())[:, -1])
     packed.blocks[0].gate_up.bias.zero_()

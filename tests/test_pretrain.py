@@ -17,7 +17,18 @@ from typing import Any
 import pytest
 import torch
 from crashing import at_operation, at_step, in_evaluation, kill, nothing, run_apart
-from training import HARDWARE, START, STEPS, command, leftovers, make_job, metrics_of, outcome_of, write_stream
+from training import (
+    HARDWARE,
+    START,
+    STEPS,
+    checkpointing,
+    command,
+    leftovers,
+    make_job,
+    metrics_of,
+    outcome_of,
+    write_stream,
+)
 
 import tapernorm.pretrain
 from tapernorm.checkpoint import Checkpoints
@@ -31,7 +42,6 @@ from tapernorm.train import Diverged, Trainer
 
 SPARSE = make_job(log_every=4, eval_every=6)  # few file operations
 EVALUATION_BATCHES = 4  # 100 targets: 12 windows in batches of 4, and a rest
-CHECKPOINTED = {1: make_job(checkpoint_every=1), 5: make_job(checkpoint_every=5)}
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +94,9 @@ def test_the_same_seed_gives_the_same_bits(tokens: Path, tmp_path: Path, variant
     assert one["metrics"] != other["metrics"]
 
 
-@pytest.mark.parametrize("cadence", [{"log_every": 5}, {"eval_every": 2}, {"checkpoint_every": 3}])
+@pytest.mark.parametrize("cadence", [{"log_every": 5}, {"eval_every": 2}, {}])
 def test_other_cadences_train_the_same(tokens: Path, tmp_path: Path, uninterrupted, cadence: dict[str, int]) -> None:
-    pretrain(make_job(**cadence), tokens, tmp_path, HARDWARE)
+    pretrain(make_job(**cadence), tokens, tmp_path, checkpointing(3))
     usual, other = uninterrupted(make_job()), outcome_of(tmp_path)
     assert other["weights"] == usual["weights"]
     assert other["values"] == usual["values"]
@@ -147,15 +157,15 @@ def resumed(job: PretrainJob, tokens: Path, run: Path) -> dict[str, Any]:
     return outcome_of(run)
 
 
-@pytest.mark.parametrize("checkpoint_every", CHECKPOINTED)
+@pytest.mark.parametrize("checkpoint_every", [1, 5])
 @pytest.mark.parametrize("moment", ["before", "within", "after"])
 @pytest.mark.parametrize("step", [START - 1, START, START + 4, STEPS - 1])
 def test_a_run_killed_in_a_step_ends_as_if_nothing_had_happened(
     tokens: Path, tmp_path: Path, uninterrupted, trained: list[int], step: int, moment: str, checkpoint_every: int
 ) -> None:
-    job = CHECKPOINTED[checkpoint_every]
+    job, hardware = make_job(), checkpointing(checkpoint_every)
     expected = uninterrupted(job)
-    said = kill(partial(at_step, step, moment), command(job, tokens, tmp_path / "run"), tmp_path / "log")
+    said = kill(partial(at_step, step, moment), command(job, tokens, tmp_path / "run", hardware), tmp_path / "log")
     assert said == f"killed {moment} step {step}"
     trained.clear()
     assert resumed(job, tokens, tmp_path / "run") == expected
@@ -208,14 +218,14 @@ def test_a_run_killed_again_and_again_ends_the_same(tokens: Path, tmp_path: Path
 
 def test_a_result_never_stands_beside_files_of_another_run(tokens: Path, tmp_path: Path) -> None:
     """A changed job published over an earlier one, killed anywhere: result.json fits its neighbours or is absent."""
-    log, earlier, other = tmp_path / "log", tmp_path / "earlier", make_job(lr=5e-3, checkpoint_every=12, log_every=12)
+    log, earlier, other = tmp_path / "log", tmp_path / "earlier", make_job(lr=5e-3, log_every=12)
     pretrain(SPARSE, tokens, earlier, HARDWARE)
     pretrain(other, tokens, tmp_path / "later", HARDWARE)
     before, after = outcome_of(earlier), outcome_of(tmp_path / "later")
     seen = []
     for number in range(8, 200):
         run = Path(shutil.copytree(earlier, tmp_path / str(number)))
-        if run_apart(partial(at_operation, number), command(other, tokens, run), log) == 0:
+        if run_apart(partial(at_operation, number), command(other, tokens, run, checkpointing(12)), log) == 0:
             break
         seen.append(outcome_of(run) if (run / "result.json").exists() else None)
         assert seen[-1] in (before, None, after), log.read_text()
@@ -225,8 +235,8 @@ def test_a_result_never_stands_beside_files_of_another_run(tokens: Path, tmp_pat
 
 
 def test_a_real_process_killed_from_outside_resumes_in_another(tokens: Path, tmp_path: Path, uninterrupted) -> None:
-    job, run = make_job(steps=400, log_every=100, checkpoint_every=10), tmp_path / "run"
-    arguments = [sys.executable, "-m", "tapernorm.cli", *command(job, tokens, run)]
+    job, run = make_job(steps=400, log_every=100), tmp_path / "run"
+    arguments = [sys.executable, "-m", "tapernorm.cli", *command(job, tokens, run, checkpointing(10))]
     process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
     try:
         while not list(run.glob("resume/*/step-*.pt")):
@@ -357,8 +367,8 @@ def test_resuming_at_the_very_end_takes_no_step_and_publishes(
 
 
 def test_a_diverging_run_stops_by_name_and_is_not_repeated(tokens: Path, tmp_path: Path, trained, capsys) -> None:
-    wild, run = make_job(lr=1e30, checkpoint_every=1), tmp_path / "run"
-    assert main(command(wild, tokens, run)) == 2
+    wild, run = make_job(lr=1e30), tmp_path / "run"
+    assert main(command(wild, tokens, run, checkpointing(1))) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     stopped = trained[-1]
     assert 1 <= stopped < STEPS - 1

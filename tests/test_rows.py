@@ -76,7 +76,7 @@ def test_unknown_schema_is_refused_by_name(run):
     with pytest.raises(UserError, match=r"seed10/result\.json: schema_version is 2 and this version reads 1"):
         rows.collect(paths, run="r")
     edited(paths[0], schema_version=1, kind="finetune")
-    with pytest.raises(UserError, match="kind is 'finetune' and this version reads 'pretrain'"):
+    with pytest.raises(UserError, match="kind is 'finetune' and this version reads 'pretrain' or 'fold'"):
         rows.collect(paths, run="r")
 
 
@@ -105,6 +105,81 @@ def test_the_same_job_twice_is_refused(run):
     again = synthetic.write_job(folder / "copy", "internal_aux", 128, 10)
     with pytest.raises(UserError, match=r"copy.* and .* both hold variant internal_aux, d_model 128, seed 10"):
         rows.collect([*paths, again], run="r")
+
+
+# Folds
+
+
+FOLD_COLUMNS = ["valid_ce_gated", "valid_ce_unfused", "valid_ce_fused", "fold_logit_difference"]
+
+
+def test_kind_and_columns_of_one_file(run):
+    folder, paths = run
+    kind, columns = rows.read_result(paths[0])
+    assert (kind, columns["variant"], columns["d_model"], columns["seed"]) == ("pretrain", "internal_aux", 128, 10)
+    kind, columns = rows.read_result(synthetic.write_fold(folder, "all", 64, 2, {"fused": 0.25}))
+    assert kind == "fold"
+    assert columns == {
+        "variant": "all",
+        "d_model": 64,
+        "seed": 2,
+        **dict(zip(FOLD_COLUMNS, [3.0, 3.0, 3.25, 1e-5], strict=True)),
+    }
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_fold_joins_the_row_of_its_training(run, reverse):
+    folder, paths = run
+    alone, curves = rows.collect(paths, run="r")
+    assert alone[FOLD_COLUMNS].isna().all(axis=None)
+    folds = [
+        synthetic.write_fold(folder, "internal_aux", d, 10, {"unfused": d / 1024, "fused": -0.5}) for d in (64, 128)
+    ]
+    given = [*paths, *folds]
+    results, curves_too = rows.collect(given[::-1] if reverse else given, run="r")
+    pd.testing.assert_frame_equal(curves_too, curves)
+    pd.testing.assert_frame_equal(results.drop(columns=FOLD_COLUMNS), alone.drop(columns=FOLD_COLUMNS))
+    assert list(results.columns) == list(alone.columns)
+    by_job = results.set_index(rows.JOB)[FOLD_COLUMNS]
+    assert by_job.loc[("internal_aux", 64, 10)].tolist() == [3.0, 3.0625, 2.5, 1e-5]
+    assert by_job.loc[("internal_aux", 128, 10)].tolist() == [3.0, 3.125, 2.5, 1e-5]
+    assert by_job.drop([("internal_aux", 64, 10), ("internal_aux", 128, 10)]).isna().all(axis=None)
+
+
+def test_folds_survive_csv_bit_for_bit(run):
+    folder, paths = run
+    fold = synthetic.write_fold(folder, "internal_aux", 64, 2, {"fused": 0.1 + 0.2, "unfused": 1e-15})
+    results, curves = rows.collect([*paths, fold], run="r")
+    rows.write(results, curves, folder / "rows")
+    pd.testing.assert_frame_equal(rows.read(folder / "rows")[0], results, check_exact=True)
+
+
+def test_a_fold_without_its_training_is_refused(run):
+    folder, paths = run
+    fold = synthetic.write_fold(folder, "all", 64, 2)
+    with pytest.raises(UserError, match=r"fold/all/d64/seed2/result\.json folds a model whose training .* give both"):
+        rows.collect([*paths, fold], run="r")
+    with pytest.raises(UserError, match=r"name at least one, such as results/RUN/pretrain"):
+        rows.collect([fold], run="r")
+
+
+def test_the_same_fold_twice_is_refused(run):
+    folder, paths = run
+    folds = [synthetic.write_fold(place, "internal_aux", 64, 2) for place in (folder, folder / "copy")]
+    with pytest.raises(UserError, match=r"copy.* and .*fold.* both hold variant internal_aux, d_model 64, seed 2"):
+        rows.collect([*paths, *folds], run="r")
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [({"values": {}}, r"values\.valid_ce_gated"), ({"reports": {}}, r"reports\.fused\.largest_logit_difference")],
+)
+def test_a_fold_without_a_value_is_refused_by_its_place(run, changes, place):
+    folder, paths = run
+    fold = synthetic.write_fold(folder, "internal_aux", 64, 2)
+    edited(fold, **changes)
+    with pytest.raises(UserError, match=rf"fold/.*result\.json holds no {place}: .* run the job again"):
+        rows.collect([*paths, fold], run="r")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tapernorm.data import sources
 from tapernorm.data.sources import HUB_NAME, HUB_REVISION, open_source
 from tapernorm.errors import UserError
 
-WEB = DataConfig(source="web", files=(), field="text", valid_fraction=0.1)
-HUB = DataConfig(source="tinystories", files=(), field="text", valid_fraction=0.1)
+WEB = DataConfig(source="web", files=(), field=None, valid_fraction=0.1)
+HUB = DataConfig(source="tinystories", files=(), field=None, valid_fraction=None)
 STORIES = {"train": ["One.", "", "Two.\n\nMore."], "validation": ["Three.", "Two.\n\nMore."]}
 
 

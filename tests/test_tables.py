@@ -16,7 +16,8 @@ INTERNAL = [3.03, 2.04, 4.06]  # 1 %, 2 % and 1.5 % above: 1.5 +- 4.3026527 * 0.
 def results(losses, **columns):
     """A results frame from (variant, width) -> losses by seed, where None is a seed that did not run."""
     fixed = {"steps": 400, "lr": 0.003, "batch": 4, "context": 256, "valid_tokens": 5000}
-    fixed |= {"parameters": 1_027_520, "device": "cpu", "commit": "c" * 40, **columns}
+    fixed |= {"parameters": 1_027_520, "device": "cpu", "commit": "c" * 40}
+    fixed |= {f"valid_ce_{form}": float("nan") for form in ("gated", *tables.FORMS)} | columns
     return pd.DataFrame(
         {"variant": v, "d_model": d, "seed": seed, "valid_ce": loss, "bits_per_byte": loss / 2, **fixed}
         for (v, d), by_seed in losses.items()
@@ -122,6 +123,29 @@ def test_notes_name_learning_rate_device_source_and_every_commit():
     notes = tables.table1(frame, **RUN).notes
     assert any(f"not all the same (3): {'c' * 12}, {'d' * 12}+dirty, unknown." in note for note in notes)
     assert any("arXiv 2602.10408v2" in note and "not measured here" in note for note in notes)
+
+
+def fold_notes(frame):
+    return [note for note in tables.table1(frame, **RUN).notes if note.startswith("Folding")]
+
+
+def test_the_note_on_folding_states_the_largest_move_of_any_form_and_model():
+    frame = results({("baseline", 64): BASELINE, ("internal_aux", 64): INTERNAL, ("all", 128): [3.0, 4.0]})
+    assert fold_notes(frame) == []
+    columns = ["valid_ce_gated", "valid_ce_unfused", "valid_ce_fused"]
+    frame.loc[3:, columns] = [[3.0, 3.0, 3.0], [2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [3.0, 3.0, 3.0], [4.0, 4.0, 4.0]]
+    assert fold_notes(frame) == [
+        "Folding the norms away, as a fixed scale or into the next linear map, moved the loss of the 5 tapered models"
+        " by at most 0.0e+00 nats/token."
+    ]
+    for row, column, moved, printed in [
+        (4, "valid_ce_fused", 2.0 + 3e-7, "3.0e-07"),  # up, in one form
+        (7, "valid_ce_unfused", 4.0 - 5e-6, "5.0e-06"),  # down, in the other, of a variant that is not printed
+    ]:
+        frame.loc[row, column] = moved
+        assert f"the 5 tapered models by at most {printed} nats/token" in fold_notes(frame)[0]
+    frame.loc[7, columns] = float("nan")  # not folded: neither counted nor compared
+    assert "the 4 tapered models by at most 3.0e-07 nats/token" in fold_notes(frame)[0]
 
 
 @pytest.mark.parametrize("column", ["steps", "lr", "batch", "context", "valid_tokens"])

@@ -14,7 +14,16 @@ from tapernorm.files import sha256_of, write_json
 torch.set_num_threads(1)
 
 VOCABULARY = 61
-HARDWARE = HardwareConfig(device="cpu", threads=1, compile=False, micro_batch=None, tensorboard=False)
+HARDWARE = HardwareConfig(
+    device="cpu", threads=1, compile=False, micro_batch=None, checkpoint_every=4, tensorboard=False
+)
+
+
+def checkpointing(every: int) -> HardwareConfig:
+    """The usual hardware with a checkpoint every `every` steps."""
+    return HARDWARE.model_copy(update={"checkpoint_every": every})
+
+
 TIMES = {"tokens_per_s", "elapsed_s"}  # of a metrics row
 MEASURED = {"train_time_s", "tokens_per_s", "peak_mem_bytes"}  # of a result's values
 
@@ -45,7 +54,6 @@ _JOB = {
         "precision": "float32",
         "log_every": 1,
         "eval_every": 0,
-        "checkpoint_every": 4,
     },
     "taper": {"start_fraction": 0.25, "end_fraction": 1.0, "ema_rate": 0.1, "anchor_weight": 0.1},
 }

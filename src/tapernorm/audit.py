@@ -102,7 +102,7 @@ def _observe(model: nn.Module, norms: list[str], tokens: Tensor) -> _Uses:
 
     def watch_norm(name: str) -> Any:
         norm = model.get_submodule(name)
-        return norm.register_forward_hook(lambda _, inputs, output: uses.made_by(name, *inputs, output))
+        return norm.register_forward_hook(lambda _, inputs, output: uses.made_by(name, inputs[0], output))
 
     def watch_linear(name: str, layer: nn.Linear) -> Iterator[Any]:
         yield layer.register_forward_pre_hook(lambda _, __: uses.run(name))

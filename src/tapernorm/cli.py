@@ -28,6 +28,7 @@ from .config import (
 )
 from .errors import UserError
 from .files import REASONS
+from .runlock import run_lock
 
 Job = TypeVar("Job", bound=Strict)
 
@@ -43,10 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in REASONS:
             raise
-        print(f"tapernorm: {error}; earlier results are intact, the same command goes on from here", file=sys.stderr)
+        print(f"tapernorm: {error} ({REASONS[error.errno]})", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(__package__ or ""):
+            raise
+        print(f"tapernorm: this needs {error.name}: pip install 'tapernorm[workflow]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("tapernorm: interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
+        print("tapernorm: interrupted; the same command goes on, training from its last checkpoint", file=sys.stderr)
         return 130
     return 0
 
@@ -54,20 +60,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def corpus(arguments: argparse.Namespace) -> None:
     from .data.corpora import build_corpus
 
-    build_corpus(_job(arguments, CorpusJob, Config.corpus_job), arguments.out)
+    job = _job(arguments, CorpusJob, Config.corpus_job)
+    with run_lock(arguments.out):
+        build_corpus(job, arguments.out)
 
 
 def tokenizer(arguments: argparse.Namespace) -> None:
     from .data.tokenizer import train_tokenizer
 
-    train_tokenizer(_job(arguments, TokenizerJob, Config.tokenizer_job), arguments.corpus, arguments.out)
+    job = _job(arguments, TokenizerJob, Config.tokenizer_job)
+    with run_lock(arguments.out):
+        train_tokenizer(job, arguments.corpus, arguments.out)
 
 
 def tokens(arguments: argparse.Namespace) -> None:
     from .data.tokens import write_tokens
 
     job = _job(arguments, TokensJob, Config.tokens_job)
-    write_tokens(arguments.corpus, arguments.tokenizer, arguments.out, job.context)
+    with run_lock(arguments.out):
+        write_tokens(arguments.corpus, arguments.tokenizer, arguments.out, job.context)
 
 
 def pretrain(arguments: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ VARIANT_LABELS: dict[str, str] = {
     "all_aux": "All-Taper (+aux)",
 }
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(gt=0)]
 Items = TypeVar("Items", bound=Sequence[Any])
 Model = TypeVar("Model", bound=BaseModel)
@@ -47,15 +47,23 @@ class DataConfig(Strict):
 
     source: Literal["web", "tinystories", "text"]
     files: tuple[str, ...]  # text: paths or globs of .txt, .jsonl or .parquet files; empty for other sources
-    field: str  # text: the key of a JSON line, the column of a Parquet file
-    valid_fraction: Annotated[float, Field(gt=0, lt=1)]  # share of documents, by hash; TinyStories keeps its own
+    field: str | None  # text: the key of a JSON line, the column of a Parquet file; null for other sources
+    valid_fraction: (
+        Annotated[float, Field(gt=0, lt=1)] | None
+    )  # of documents, by hash; null: TinyStories' own
 
     @model_validator(mode="after")
-    def _files_go_with_text(self) -> Self:
-        if (self.source == "text") != bool(self.files):
+    def _nothing_is_ignored(self) -> Self:
+        text, own_split = self.source == "text", self.source == "tinystories"
+        if text != bool(self.files) or text != (self.field is not None):
             raise ValueError(
-                f"data.files has {len(self.files)} entries and data.source is {self.source!r}: "
-                "name files for source 'text', and leave the list empty for any other source"
+                f"data.source is {self.source!r}, data.files {list(self.files)} and data.field {self.field!r}: source "
+                "'text' needs both, any other source an empty list and null"
+            )
+        if own_split != (self.valid_fraction is None):
+            raise ValueError(
+                f"data.source is {self.source!r} and data.valid_fraction {self.valid_fraction}: it is null for "
+                "'tinystories', which keeps its own split, and a fraction for any other source"
             )
         return self
 
@@ -98,14 +106,13 @@ class TrainConfig(Strict):
     batch: PositiveInt  # windows of `context` tokens per optimizer step
     lr: Annotated[float, Field(gt=0)]  # peak
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)]  # of the steps, linear; then cosine to zero
-    betas: tuple[Fraction, Fraction]
+    betas: tuple[Beta, Beta]
     adam_eps: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)]
     clip_norm: Annotated[float, Field(gt=0)]  # global gradient norm
     precision: Literal["float32", "bf16"]  # bf16: autocast, weights stay float32
     log_every: PositiveInt  # steps
     eval_every: Annotated[int, Field(ge=0)]  # steps; 0: at the end only
-    checkpoint_every: PositiveInt  # steps
 
 
 class TaperConfig(Strict):
@@ -132,6 +139,7 @@ class HardwareConfig(Strict):
     threads: PositiveInt  # CPU threads of one training job
     compile: bool  # torch.compile of the training step
     micro_batch: PositiveInt | None  # windows per forward pass; null: the whole batch at once
+    checkpoint_every: PositiveInt  # steps
     tensorboard: bool  # event files beside the JSON lines
 
 
@@ -191,6 +199,18 @@ class Config(Strict):
         for width in widths:
             _distinct(f"variants at d_model {width.d_model}", width.variants)
         return widths
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        if (self.hardware.micro_batch or 0) > self.train.batch:
+            raise ValueError(
+                f"hardware.micro_batch ({self.hardware.micro_batch}) exceeds train.batch ({self.train.batch}): "
+                "make it smaller, or null for the whole batch at once"
+            )
+        anchored = any(variant.endswith("_aux") for width in self.widths for variant in width.variants)
+        if anchored and self.taper.anchor_weight == 0:
+            raise ValueError("taper.anchor_weight is 0 and some variants are (+aux): leave those out, or give a weight")
+        return self
 
     @model_validator(mode="after")
     def _every_job_is_possible(self) -> Self:
@@ -260,7 +280,7 @@ class Config(Strict):
         )
 
     def pretrain_cells(self) -> list[tuple[Variant, int, int]]:
-        """Every (variant, width, seed) of the run, widest first: the long jobs start first."""
+        """Every (variant, width, seed) of the run, widest first."""
         widths = sorted(self.widths, key=lambda w: -w.d_model)
         return [(v, w.d_model, s) for w in widths for v in w.variants for s in self.seeds]
 

@@ -7,7 +7,6 @@ of the gated model.
 
 import copy
 import itertools
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +25,7 @@ from .models.llama import Decoder, RotaryTable
 from .models.packed import PackedDecoder
 from .provenance import provenance
 from .rng import generator
+from .train import has_compiler
 
 SCHEMA_VERSION = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -53,6 +53,8 @@ class Stepper:
         self._step = torch.compile(self._fixed_step, dynamic=False) if mode == "compile" else self._fixed_step
         self._graph = self._capture() if mode == "cudagraph" else None
 
+    @torch.inference_mode()
+    @torch.inference_mode()
     def load(self, tokens: Tensor) -> None:
         """Prefill the prompts (B, T)."""
         self.prompt = tokens.shape[1]
@@ -216,7 +218,7 @@ def available_modes(modes: Sequence[str], device: torch.device) -> tuple[list[st
     reasons = {}
     if device.type != "cuda":
         reasons["cudagraph"] = "CUDA graphs need a GPU"
-        if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        if not has_compiler(device):
             reasons["compile"] = "torch.compile needs a C++ compiler on a CPU, and none is installed"
     usable = [mode for mode in modes if mode not in reasons]
     return usable, [{"mode": mode, "reason": reasons[mode]} for mode in modes if mode in reasons]

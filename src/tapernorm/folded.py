@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from .data.tokens import TokenStream
+from .errors import UserError
 from .evaluate import evaluate
 from .files import read_json, write_json
 from .folding import fold
@@ -25,6 +26,9 @@ def fold_run(run: Path, tokens: Path, out: Path, *, device: str, threads: int) -
     Raises:
         UserError: the run holds no foldable model, or another vocabulary than the token streams.
     """
+    if not (run / "result.json").is_file():
+        raise UserError(f"{run} holds no result.json: give the run folder of a tapered model")
+    trained = read_json(run / "result.json")
     chosen = pick_device(device)
     torch.set_num_threads(threads)
     model = load(run).to(chosen)
@@ -42,13 +46,13 @@ def fold_run(run: Path, tokens: Path, out: Path, *, device: str, threads: int) -
         )
         return {"value": score.ce, "unit": "nats/token"}
 
+    (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
     values, reports = {"valid_ce_gated": loss(model)}, {}
     for form, fused in FORMS.items():
         folded, report = fold(model, fused=fused)
         save(folded, out / form)
         values[f"valid_ce_{form}"] = loss(folded)
         reports[form] = report.as_dict()
-    trained = read_json(run / "result.json")
     result = {
         "schema_version": SCHEMA_VERSION,
         "kind": "fold",

@@ -135,7 +135,7 @@ def _fixed_scale(norm: TaperNorm) -> FixedScale:
     scale.weight.copy_(norm.coefficient64())
     if bias is not None and scale.bias is not None:
         scale.bias.copy_(bias)
-    return scale
+    return scale.requires_grad_(norm.gamma_t.requires_grad)
 
 
 def _probe_tokens(model: nn.Module) -> Tensor:

@@ -107,7 +107,8 @@ class TaperNorm(WideBuffers):
             if gate.observing and self.training:
                 self._collect(h.detach())
             return standard
-        return torch.lerp(self.linear(h), standard, gate.value.to(h.dtype))
+        wide = torch.promote_types(h.dtype, torch.float32)  # a bf16 gate would round to 1 well before it is
+        return torch.lerp(self.linear(h).to(wide), standard.to(wide), gate.value.to(wide)).to(standard.dtype)
 
     @torch.no_grad()
     def _collect(self, h: Tensor) -> None:

@@ -8,6 +8,7 @@ another fingerprint and never meets it.
 import os
 import resource
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from .config import HardwareConfig, PretrainJob, canonical_json, digest
 from .data.tokens import TokenStream, windows
 from .errors import UserError
 from .evaluate import Evaluation, evaluate
-from .files import remove_partials, whole_file, write_json
+from .files import read_json, remove_partials, whole_file, write_json
 from .models.llama import Decoder, parameter_count
 from .models.store import save
 from .provenance import provenance
@@ -51,11 +52,14 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
         {"numerics": _NUMERICS, "job": job.model_dump(mode="json"), "data": _data_hashes(train_stream)}
     )
     with run_lock(out):
+        if (done := _finished(out, fingerprint)) is not None:
+            print(f"{out} holds this very run, finished: nothing to do", file=sys.stderr)
+            _discard(out / "resume")
+            return done
         model = Decoder(job.model).initialize(generator(job.seed, "init")).to(device)
         taper = attach_variant(model, job)
         folder = out / "resume" / fingerprint
-        for left in (out, folder):
-            remove_partials(left)
+        remove_partials(folder)
 
         def validate() -> Evaluation:
             return evaluate(
@@ -91,12 +95,20 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
     return result
 
 
+def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The result in `out`, if it is this run's: it is written last, and vouches for the files beside it."""
+    path = out / "result.json"
+    result = read_json(path) if path.is_file() else None
+    return result if result is not None and result["provenance"].get("fingerprint") == fingerprint else None
+
+
 def _discard(folder: Path) -> None:
     """Remove in one step what a killed removal must not leave in part."""
     doomed = folder.with_suffix(".done")
     shutil.rmtree(doomed, ignore_errors=True)
-    os.replace(folder, doomed)
-    shutil.rmtree(doomed)
+    if folder.exists():
+        os.replace(folder, doomed)
+        shutil.rmtree(doomed)
 
 
 def attach_variant(model: Decoder, job: PretrainJob) -> Taper | None:
@@ -149,7 +161,7 @@ def _result(job: PretrainJob, trainer: Trainer, score: Evaluation, fingerprint: 
             config_hash=digest(canonical_json(job)),
             fingerprint=fingerprint,
             device=_device_name(trainer.device),
-            threads=torch.get_num_threads(),
+            hardware=trainer.plan.hardware.model_dump(mode="json"),
             seed=job.seed,
         ),
     }

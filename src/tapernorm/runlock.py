@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UserError
+from .files import remove_partials
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` while inside.
+    """Hold the lock of `folder` while inside; partial files of writers that were killed are cleared first.
 
     Raises:
         UserError: another process holds it; the message names that process.
@@ -30,4 +31,5 @@ def run_lock(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
+        remove_partials(folder)
         yield

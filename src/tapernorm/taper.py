@@ -173,9 +173,15 @@ class Taper:
             UserError: nothing was observed, or it was not finite.
         """
         constants = [norm.best_c() for norm in self._norms.values()]  # all of them, or nothing changes
+        (target,) = self._target.running.value()
+        if self.anchor_weight > 0 and not torch.isfinite(target):
+            raise UserError(
+                f"cannot set the scale target ({target.item()}): call Taper.anchor_loss() after each forward pass "
+                "inside Taper.observe(), or attach without anchor_weight"
+            )
         for norm, c in zip(self._norms.values(), constants, strict=True):
             norm.calibrate(c)
-        self._target.target.copy_(self._target.running.value()[0])
+        self._target.target.copy_(target)
         self.calibrated = True
 
     @contextmanager

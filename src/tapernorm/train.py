@@ -5,6 +5,7 @@ functions of k, so nothing is fast-forwarded on resume, and evaluation or loggin
 """
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -70,6 +71,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch.compile can build code here: on a CPU it needs a C++ compiler."""
+    return device.type == "cuda" or any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raise UserError where torch.compile cannot work."""
+    if not has_compiler(device):
+        raise UserError("hardware.compile is true and no C++ compiler is installed: install g++, or set it to false")
+
+
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only, fused."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -103,6 +115,8 @@ class Trainer:
         self.groups = parameter_groups(model)
         self.final_norm = model.get_submodule(architecture_of(model).final)
         self.probe = ScaleProbe.on(self.final_norm)
+        if plan.hardware.compile:
+            require_compiler(self.device)
         self.loss = torch.compile(training_loss, dynamic=False) if plan.hardware.compile else training_loss
         self.checkpoints = Checkpoints(plan.folder, plan.fingerprint)
         self.elapsed_s = 0.0  # training time, over all resumes
@@ -208,7 +222,7 @@ class Trainer:
         return score
 
     def _checkpoint(self, done: int, metrics: MetricsFile) -> None:
-        if done % self.plan.settings.checkpoint_every == 0 or done == self.plan.steps:
+        if done % self.plan.hardware.checkpoint_every == 0 or done == self.plan.steps:
             self._metrics_bytes = metrics.sync()
             self.checkpoints.save(done, self._state())
 

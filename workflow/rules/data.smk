@@ -2,6 +2,8 @@
 
 
 rule corpus:
+    input:
+        find_files(RUN.data.files) if RUN.data.files else [],
     output:
         train=f"{RESULTS}/data/corpus/train.jsonl",
         valid=f"{RESULTS}/data/corpus/valid.jsonl",

@@ -81,7 +81,7 @@ def read_documents(jsonl: Path) -> Iterator[str]:
 
 
 def _write(
-    source: Source, files: dict[Split, TextIO], valid_fraction: float
+    source: Source, files: dict[Split, TextIO], valid_fraction: float | None
 ) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
     """Write every document to its split; (documents and bytes per split, documents dropped by reason)."""
     splits: dict[str, dict[str, Any]] = {name: {"documents": 0, "bytes": 0} for name in SPLITS}
@@ -91,7 +91,7 @@ def _write(
         if not text or text.isspace():
             dropped["empty"] += 1
             continue
-        split = published or split_of(text, valid_fraction)
+        split = published or split_of(text, valid_fraction or 0.0)
         raw = text.encode("utf-8")
         if published is not None:
             identity = hashlib.sha256(raw).digest()

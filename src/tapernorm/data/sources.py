@@ -103,4 +103,6 @@ def _tinystories() -> Source:
 def _text(data: DataConfig) -> Source:
     files = find_files(data.files)
     details = [{"path": str(f), "bytes": f.stat().st_size, "sha256": sha256_of(f)} for f in files]
-    return Source(((None, text) for file in files for text in documents_of(file, data.field)), {"files": details})
+    field = data.field
+    assert field is not None  # the config refuses source 'text' without one
+    return Source(((None, text) for file in files for text in documents_of(file, field)), {"files": details})

@@ -31,7 +31,7 @@ class Panel:
 
 LOSS = Panel("ce", "training loss\n(nats/token)", log=False)
 LOSS_GAP = Panel(bands.GAP, "gap to\nBaseline (%)", log=False, height=0.7)
-LOGIT_RMS = Panel("logit_rms", "logit RMS", log=True)
+LOGIT_RMS = Panel("logit_rms", "logit RMS", log=False)
 LOGIT_MAX = Panel("logit_max", "largest |logit|", log=True)
 GRADIENT = Panel("grad_norm", "gradient norm\nbefore clipping", log=True)
 

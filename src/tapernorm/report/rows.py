@@ -28,7 +28,7 @@ _COLUMNS = {
     "train_time_s": "values.train_time_s",
     "tokens_per_s": "values.tokens_per_s",
     "peak_mem_bytes": "values.peak_mem_bytes",
-    "scale_target": "scale_target",  # null without the anchor
+    "scale_target": "scale_target",  # null for the Baseline
     "n_layer": "job.model.n_layer",
     "n_head": "job.model.n_head",
     "d_ff": "job.model.d_ff",

@@ -1,0 +1,58 @@
+"""A small tokenizer, and models that write a given text after a given prompt."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from tapernorm.config import CorpusJob, DataConfig, DecoderConfig, TokenizerConfig, TokenizerJob
+from tapernorm.data.corpora import build_corpus
+from tapernorm.data.tokenizer import Tokenizer, train_tokenizer
+from tapernorm.models.llama import Decoder
+from tapernorm.models.store import save
+from tapernorm.rng import generator
+
+WIDTH = 48
+
+
+def make_tokenizer(run: Path) -> Tokenizer:
+    """The tokenizer of a run folder, 320 pieces with all bytes among them."""
+    source = run / "prose.txt"
+    stories = [f"Story {i}: the {('cat', 'dog', 'owl', 'fox')[i % 4]} ran. It hid." for i in range(60)]
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text("\n<|endoftext|>\n".join(stories))
+    data = DataConfig(source="text", files=(str(source),), field="text", valid_fraction=0.1)
+    build_corpus(CorpusJob(data=data), run / "data" / "corpus")
+    settings = TokenizerConfig(vocab_size=320, model_type="bpe", max_documents=None, literal_u2581="refuse")
+    train_tokenizer(TokenizerJob(tokenizer=settings), run / "data" / "corpus", run / "data" / "tokenizer")
+    return Tokenizer(run / "data" / "tokenizer")
+
+
+def make_writer(folder: Path, chain: list[int], *, context: int = 40, vocab_size: int = 320) -> Path:
+    """Save a decoder whose likeliest token after chain[i] is chain[i + 1]; ids must not repeat.
+
+    Its blocks add nothing to the embedding, and the head reads each token's successor off it.
+    """
+    assert len(set(chain)) == len(chain)
+    config = DecoderConfig(
+        vocab_size=vocab_size,
+        d_model=WIDTH,
+        n_layer=1,
+        n_head=2,
+        n_kv_head=1,
+        d_ff=8,
+        context=context,
+        norm="rmsnorm",
+        norm_eps=1e-6,
+        rope_theta=100.0,
+        tie_head=False,
+    )
+    model = Decoder(config).initialize(generator(0, "tests"))
+    with torch.no_grad():
+        for layer in (model.model.layers[0].self_attn.o_proj, model.model.layers[0].mlp.down_proj, model.lm_head):
+            layer.weight.zero_()
+        for token, successor in pairwise(chain):
+            vector = model.model.embed_tokens.weight[token]
+            model.lm_head.weight[successor] = vector / vector.norm()
+    save(model, folder)
+    return folder
