@@ -239,7 +239,8 @@ def raising(error: BaseException):
 def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(tapernorm.pretrain, "pretrain", raising(KeyboardInterrupt()))
     assert main(command(make_job(), Path("t"), Path("o"))) == 130
-    assert capsys.readouterr().err == "tapernorm: interrupted; the same command goes on, training from its last checkpoint\n"
+    said = "tapernorm: interrupted; the same command goes on, training from its last checkpoint\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_full_disk_anywhere_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

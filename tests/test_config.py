@@ -193,7 +193,10 @@ def test_a_missing_key_lists_the_needed_ones():
         ({"taper__ema_rate": 0.0}, "taper.ema_rate: Input should be greater than 0 (got 0.0)"),
         ({"train__lr": float("nan")}, "train.lr: Input should be a finite number"),
         ({"train__precision": "fp16"}, "train.precision: Input should be 'float32' or 'bf16' (got 'fp16')"),
-        ({"data__source": "text"}, "data.source is 'text', data.files [] and data.field None: source 'text' needs both"),
+        (
+            {"data__source": "text"},
+            "data.source is 'text', data.files [] and data.field None: source 'text' needs both",
+        ),
         ({"data__files": ["a.txt"]}, "data.source is 'web', data.files ['a.txt'] and data.field None"),
         ({"run": "../up"}, "run: String should match pattern"),
         ({"tokenizer__vocab_size": 100}, "tokenizer.vocab_size: Input should be greater than or equal to 260"),

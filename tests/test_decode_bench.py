@@ -157,12 +157,12 @@ def test_bytes_per_token_are_the_weights_and_the_filled_cache(timer: Timer, tie_
 
 
 def test_modes_that_a_cpu_cannot_run_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_bench.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++" if name == "g++" else None)
     every = ("eager", "compile", "cudagraph")
     usable, unavailable = available_modes(every, CPU)
     assert usable == ["eager", "compile"]
     assert unavailable == [{"mode": "cudagraph", "reason": "CUDA graphs need a GPU"}]
-    monkeypatch.setattr(decode_bench.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     usable, unavailable = available_modes(every, CPU)
     assert usable == ["eager"]
     assert [entry["mode"] for entry in unavailable] == ["compile", "cudagraph"]
@@ -253,6 +253,7 @@ def test_a_wrongly_folded_arm_is_refused(poison, dtype) -> None:
     model = gated()
     arms = make_arms(model, decode_bench.DTYPES[dtype])
     poison(arms["fused"])
+    arms["fused"].to(torch.bfloat16 if dtype == "bfloat16" else torch.float32)  # lays the changed weights out again
     with pytest.raises(UserError, match=r"the fused arm differs from the gated model by .* its folding is wrong"):
         check_arms(model, arms, job(dtype=dtype))
 

@@ -3,6 +3,7 @@
 import builders
 import pytest
 import torch
+import torch.nn.functional as F
 from builders import close, decoder, tokens
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -11,7 +12,8 @@ from tapernorm.decode import decode_step, prefill
 from tapernorm.folding import fold
 from tapernorm.models.cache import KVCache
 from tapernorm.models.llama import RotaryTable
-from tapernorm.models.packed import PackedDecoder
+from tapernorm.models.packed import PackedDecoder, PackedLinear
+from tapernorm.rng import generator
 
 
 def folded(*, fused=True, **options):
@@ -38,8 +40,8 @@ def test_packed_weights_are_the_unpacked_ones_stacked(norm, n_kv_head):
             assert (stacked.bias is None) == (norm == "rmsnorm")  # a folded LayerNorm leaves biases
             if stacked.bias is not None:
                 assert torch.equal(stacked.bias, torch.cat([layer.bias for layer in layers]))
-        assert packed.out is block.self_attn.o_proj
-        assert packed.down is block.mlp.down_proj
+        assert packed.out.weight.data_ptr() == block.self_attn.o_proj.weight.data_ptr()  # shared, not copied
+        assert packed.down.weight.data_ptr() == block.mlp.down_proj.weight.data_ptr()
 
 
 @torch.no_grad()
@@ -76,7 +78,8 @@ def test_packing_leaves_the_source_as_it_was():
     assert [m.training for m in model.modules()] == modes  # its norms still observe
     assert all(p.requires_grad and p.is_leaf for p in model.parameters())
     assert driver.gate.item() == pytest.approx(0.37)
-    packed.blocks[0].qkv.weight.zero_()
+    with torch.no_grad():
+        packed.blocks[0].qkv.weight.zero_()
     assert builders.snapshot(model.state_dict()) == before
 
 
@@ -88,8 +91,9 @@ def test_packed_weights_are_leaves_without_a_graph_behind_them():
 
 def test_a_tied_head_stays_tied():
     packed = PackedDecoder(decoder(tie_head=True))
-    assert packed.head.weight is packed.embed.weight
-    assert PackedDecoder(decoder()).head.weight is not packed.embed.weight
+    assert packed.head.weight.data_ptr() == packed.embed.weight.data_ptr()
+    untied = PackedDecoder(decoder())
+    assert untied.head.weight.data_ptr() != untied.embed.weight.data_ptr()
 
 
 def test_norms_that_are_gone_are_not_called():
@@ -97,7 +101,7 @@ def test_norms_that_are_gone_are_not_called():
     assert packed.norm is None
     assert all(b.attention_norm is None and b.mlp_norm is None for b in packed.blocks)
     kinds = {type(module) for module in packed.modules() if not list(module.children())}
-    assert kinds == {nn.Linear, nn.Embedding, RotaryTable}
+    assert kinds == {PackedLinear, nn.Embedding, RotaryTable}
 
 
 def test_bfloat16_decodes_close_to_float64():
@@ -147,3 +151,18 @@ def test_int_positions_would_compile_again_and_again():
     with torch.inference_mode():
         steps(packed, tokens(2, 7), 3, compiled(counter), int)
     assert counter.frame_count == 4
+
+
+@torch.no_grad()
+def test_blocked_weights_give_what_plain_ones_give_and_follow_a_move():
+    layer = nn.Linear(24, 40)
+    blocked = PackedLinear(layer)
+    x = torch.randn(3, 24, generator=generator(0, "blocked"))
+    assert blocked._blocked is not None  # oneDNN's layout, on every build of PyTorch for x86 and ARM
+    assert torch.allclose(blocked(x), layer(x), rtol=0, atol=1e-5)
+    blocked.weight.mul_(2)
+    assert not torch.allclose(blocked(x), F.linear(x, blocked.weight, blocked.bias), rtol=0, atol=1e-2)  # frozen
+    blocked.to(torch.float32)
+    assert torch.allclose(blocked(x), F.linear(x, blocked.weight, blocked.bias), rtol=0, atol=1e-5)
+    assert blocked.double()._blocked is None
+    assert torch.equal(blocked(x.double()), F.linear(x.double(), blocked.weight, blocked.bias))

@@ -48,9 +48,7 @@ class DataConfig(Strict):
     source: Literal["web", "tinystories", "text"]
     files: tuple[str, ...]  # text: paths or globs of .txt, .jsonl or .parquet files; empty for other sources
     field: str | None  # text: the key of a JSON line, the column of a Parquet file; null for other sources
-    valid_fraction: (
-        Annotated[float, Field(gt=0, lt=1)] | None
-    )  # of documents, by hash; null: TinyStories' own
+    valid_fraction: Annotated[float, Field(gt=0, lt=1)] | None  # of documents, by hash; null: TinyStories' own
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:

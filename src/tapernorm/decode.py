@@ -117,7 +117,7 @@ def generate(
             drawn = sampling(logits, generator)
             if eod is not None:
                 drawn = drawn.masked_fill(ended, eod)
-                ended = ended | (drawn == eod)
+                ended = drawn == eod
             yield drawn
             if position == cache.capacity - 1 or (eod is not None and bool(ended.all())):
                 return

@@ -54,7 +54,6 @@ class Stepper:
         self._graph = self._capture() if mode == "cudagraph" else None
 
     @torch.inference_mode()
-    @torch.inference_mode()
     def load(self, tokens: Tensor) -> None:
         """Prefill the prompts (B, T)."""
         self.prompt = tokens.shape[1]
@@ -270,10 +269,9 @@ def _cell(mode: str, prompts: Tensor, phase: str, arm: str, samples: Samples, *,
 
 def step_bytes(model: PackedDecoder, cache: KVCache, filled: float) -> float:
     """Bytes that one decode step must read: every weight it multiplies with, and the filled part of the cache."""
-    table = model.embed.weight
-    weights = sum(p.nbytes for p in model.parameters() if p is not table)
-    head = 0 if model.head.weight is not table else table.nbytes  # a tied head is read whole, an embedding is not
-    return weights + head + cache.nbytes * filled / cache.capacity
+    looked_up = model.embed.weight  # a row of it; a tied head is a parameter of its own here, and read whole
+    weights = sum(p.nbytes for p in model.parameters() if p is not looked_up)
+    return weights + cache.nbytes * filled / cache.capacity
 
 
 def _device(model: Decoder) -> torch.device:

@@ -5,6 +5,9 @@ B batch, T time, D d_model, H heads, K key-value heads, E head size, S cache cap
 Packing changes no number beyond the order of sums; checkpoints keep the Hugging Face names.
 """
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from .cache import KVCache
 from .llama import Block, Decoder
 
+_ONEDNN = torch.ops.mkldnn  # what torch.compile's own frozen linear maps call
 Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
 
 
@@ -23,10 +27,10 @@ class PackedBlock(nn.Module):
         self.n_head, self.n_kv_head = n_head, n_kv_head
         self.grouped = n_head != n_kv_head
         attention, mlp = block.self_attn, block.mlp
-        self.qkv = _stack(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = attention.o_proj
-        self.gate_up = _stack(mlp.gate_proj, mlp.up_proj)
-        self.down = mlp.down_proj
+        self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = PackedLinear(attention.o_proj)
+        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
+        self.down = PackedLinear(mlp.down_proj)
         self.attention_norm = _working(block.input_layernorm)
         self.mlp_norm = _working(block.post_attention_layernorm)
 
@@ -73,7 +77,7 @@ class PackedDecoder(nn.Module):
         self.embed = model.model.embed_tokens
         self.blocks = nn.ModuleList(PackedBlock(b, config.n_head, config.n_kv_head) for b in model.model.layers)
         self.norm = _working(model.model.norm)
-        self.head = model.lm_head
+        self.head = PackedLinear(model.lm_head)
         self.rotary = model.model.layers[0].self_attn.rotary
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
@@ -130,19 +134,42 @@ class PackedDecoder(nn.Module):
         return visible[:, None]
 
 
-@torch.no_grad()
-def _stack(*layers: nn.Linear) -> nn.Linear:
-    """One linear map whose outputs are those of `layers`, one after the other."""
-    first = layers[0]
-    biased = any(layer.bias is not None for layer in layers)
-    width = sum(layer.out_features for layer in layers)
-    stacked = nn.Linear(first.in_features, width, bias=biased, device="meta").to_empty(device=first.weight.device)
-    stacked = stacked.to(first.weight.dtype).requires_grad_(False)
-    stacked.weight.copy_(torch.cat([layer.weight for layer in layers]))
-    if biased:
-        parts = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
-        stacked.bias.copy_(torch.cat(parts))
-    return stacked
+class PackedLinear(nn.Module):
+    """The linear maps `layers` of one input as a single one, their outputs one after the other; weights are frozen.
+
+    In float32 on a CPU a second copy of the weight lies in oneDNN's blocked layout, which its kernels read at nearly
+    twice the speed of the plain one, at batch 1 as in prefill. torch.compile lays out the plain weight as it likes.
+    """
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        super().__init__()
+        self.weight = _frozen([layer.weight for layer in layers])  # (out, in)
+        biases = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+        self.bias = _frozen(biases) if any(layer.bias is not None for layer in layers) else None
+        self._blocked = self._in_blocks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._blocked is None or torch.compiler.is_compiling():
+            return F.linear(x, self.weight, self.bias)
+        return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
+
+    def _in_blocks(self) -> Tensor | None:
+        plain = self.weight.device.type == "cpu" and self.weight.dtype is torch.float32
+        if not plain or not torch.backends.mkldnn.is_available() or not hasattr(_ONEDNN, "_reorder_linear_weight"):
+            return None
+        return _ONEDNN._reorder_linear_weight(self.weight)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._blocked = None
+        super()._apply(fn, recurse)
+        self._blocked = self._in_blocks()
+        return self
+
+
+def _frozen(parts: list[Tensor]) -> nn.Parameter:
+    """`parts` one after the other; a single one is shared, not copied."""
+    whole = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])
+    return nn.Parameter(whole, requires_grad=False)
 
 
 def _working(norm: nn.Module) -> nn.Module | None:
