@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from statistics import median
+from typing import Any
 
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig
 
 from tapernorm.bench import interleave, paired_speedup
 from tapernorm.config import BenchConfig, DecoderConfig, paper_d_ff
@@ -51,8 +52,8 @@ def _over_transformers(d_model: int, threads: int) -> Iterator[Figure]:
     torch.set_num_threads(threads)
     new_tokens = NEW_TOKENS[d_model]
     tokens = torch.randint(10000, (1, PROMPT), generator=generator(0, "bench/prompts"))
-    packed = PackedDecoder(decoder(shape(d_model)).requires_grad_(False))
-    stock = stock_llama(shape(d_model)).eval()
+    model = decoder(shape(d_model)).requires_grad_(False)
+    packed, stock = PackedDecoder(model), stock_llama(model).eval()
 
     def ours() -> None:
         for _ in generate(packed, tokens, new_tokens=new_tokens):
@@ -70,7 +71,7 @@ def _over_transformers(d_model: int, threads: int) -> Iterator[Figure]:
         yield figure(f"{name}.generate.{arm}", [new_tokens / s for s in samples[arm]], "tok/s")
 
 
-def _transformers_arm(stock: LlamaForCausalLM, tokens: torch.Tensor, new_tokens: int, cache: str) -> Callable[[], None]:
+def _transformers_arm(stock: Any, tokens: torch.Tensor, new_tokens: int, cache: str) -> Callable[[], None]:
     settings = GenerationConfig(
         max_new_tokens=new_tokens,
         min_new_tokens=new_tokens,

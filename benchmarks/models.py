@@ -1,5 +1,7 @@
 """The models that several benchmarks build: our decoder and transformers' LLaMA of one shape."""
 
+from typing import Any
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -29,9 +31,10 @@ def tapered(shape: DecoderConfig, *, gate: float, c: float | None = None, anchor
     return model
 
 
-def stock_llama(shape: DecoderConfig) -> LlamaForCausalLM:
-    """transformers' LLaMA of the same shape."""
-    return LlamaForCausalLM(
+def stock_llama(source: Decoder) -> Any:
+    """transformers' LlamaForCausalLM of the shape and the weights of `source`, seen to give its logits."""
+    shape = source.config
+    stock = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=shape.vocab_size,
             hidden_size=shape.d_model,
@@ -41,10 +44,16 @@ def stock_llama(shape: DecoderConfig) -> LlamaForCausalLM:
             num_key_value_heads=shape.n_kv_head,
             max_position_embeddings=shape.context,
             rms_norm_eps=shape.norm_eps,
-            rope_theta=shape.rope_theta,
             tie_word_embeddings=shape.tie_head,
             bos_token_id=None,
             eos_token_id=None,
             pad_token_id=0,
         )
     )
+    stock.load_state_dict(source.state_dict())
+    tokens = torch.randint(shape.vocab_size, (2, 16), generator=generator(0, "compare"))
+    with torch.no_grad():
+        difference = (stock(tokens).logits - source(tokens)).abs().max().item()
+    if difference > 1e-4:
+        raise RuntimeError(f"the arms are not the same model: logits differ by {difference:g}")
+    return stock

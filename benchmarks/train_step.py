@@ -40,7 +40,6 @@ SETTINGS = TrainConfig(
     precision="float32",
     log_every=1,
     eval_every=0,
-    checkpoint_every=1,
 )
 
 
@@ -49,7 +48,7 @@ class StockLlama(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stock = stock_llama(SHAPE)
+        self.stock = stock_llama(decoder(SHAPE))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.stock(tokens, use_cache=False).logits

@@ -11,6 +11,7 @@ from torch import nn
 from tapernorm.arms import ARMS, NaiveRMSNorm, make_arms
 from tapernorm.errors import UserError
 from tapernorm.models.llama import RMSNorm, RotaryTable
+from tapernorm.models.packed import PackedLinear
 from tapernorm.norms import FixedScale
 from tapernorm.report import decode_rows
 from tapernorm.taper import forget_taper

@@ -195,7 +195,7 @@ def test_a_missing_key_lists_the_needed_ones():
         ({"train__precision": "fp16"}, "train.precision: Input should be 'float32' or 'bf16' (got 'fp16')"),
         (
             {"data__source": "text"},
-            "data.source is 'text', data.files [] and data.field None: source 'text' needs both",
+            "data.files [] and data.field None: source 'text' needs both",
         ),
         ({"data__files": ["a.txt"]}, "data.source is 'web', data.files ['a.txt'] and data.field None"),
         ({"run": "../up"}, "run: String should match pattern"),

@@ -155,14 +155,15 @@ def test_int_positions_would_compile_again_and_again():
 
 @torch.no_grad()
 def test_blocked_weights_give_what_plain_ones_give_and_follow_a_move():
-    layer = nn.Linear(24, 40)
+    layer = nn.Linear(512, 640)
     blocked = PackedLinear(layer)
-    x = torch.randn(3, 24, generator=generator(0, "blocked"))
+    x = torch.randn(3, 512, generator=generator(0, "blocked"))
     assert blocked._blocked is not None  # oneDNN's layout, on every build of PyTorch for x86 and ARM
     assert torch.allclose(blocked(x), layer(x), rtol=0, atol=1e-5)
     blocked.weight.mul_(2)
     assert not torch.allclose(blocked(x), F.linear(x, blocked.weight, blocked.bias), rtol=0, atol=1e-2)  # frozen
     blocked.to(torch.float32)
     assert torch.allclose(blocked(x), F.linear(x, blocked.weight, blocked.bias), rtol=0, atol=1e-5)
+    assert PackedLinear(nn.Linear(24, 40))._blocked is None  # too small to gain
     assert blocked.double()._blocked is None
     assert torch.equal(blocked(x.double()), F.linear(x.double(), blocked.weight, blocked.bias))

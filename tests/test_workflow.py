@@ -65,9 +65,29 @@ def finished(tmp_path_factory):
 
 def test_one_command_makes_every_table_and_figure(finished):
     made = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
-    tables = {f"results/test/tables/table1.{kind}" for kind in ("csv", "md", "tex")}
-    figures = {f"figures/test/figure{n}.{kind}" for n in ("1a", "1b", "2") for kind in ("pdf", "png", "csv")}
+    tables = {f"results/test/tables/table{n}.{kind}" for n in ("1", "2", "2x", "2v1") for kind in ("csv", "md", "tex")}
+    figures = {f"figures/test/figure{n}.{kind}" for n in ("1a", "1b", "2", "_decode") for kind in ("pdf", "png", "csv")}
     assert tables | figures <= made
+
+
+def test_every_tapered_model_is_folded_and_table1_says_what_that_moved(finished):
+    trained = {
+        p.relative_to(finished / "results/test/pretrain").parent for p in finished.rglob("pretrain/**/result.json")
+    }
+    folded = {p.relative_to(finished / "results/test/fold").parent for p in finished.rglob("fold/**/result.json")}
+    assert folded == {job for job in trained if job.parts[0] != "baseline"}
+    for job in folded:
+        for form in ("unfused", "fused"):
+            assert (finished / "results/test/fold" / job / form / "model.safetensors").is_file()
+    values = [
+        json.loads((finished / "results/test/fold" / job / "result.json").read_text())["values"] for job in folded
+    ]
+    moved = max(
+        abs(v[f"valid_ce_{f}"]["value"] - v["valid_ce_gated"]["value"]) for v in values for f in ("unfused", "fused")
+    )
+    note = f"moved the loss of the 12 tapered models by at most {moved:.1e} nats/token"
+    assert moved < 1e-5
+    assert note in (finished / "results/test/tables/table1.md").read_text()
 
 
 def test_table1_holds_the_losses_that_the_runs_wrote(finished):
@@ -75,7 +95,7 @@ def test_table1_holds_the_losses_that_the_runs_wrote(finished):
         json.loads(path.read_text())["values"]["valid_ce"]["value"]
         for path in finished.glob("results/test/pretrain/baseline/d24/seed*/result.json")
     ]
-    rows = csv.DictReader((finished / "results/test/tables/table1.csv").open())
+    rows = csv.DictReader((finished / "results/test/tables/table1.csv").read_text().splitlines())
     row = next(r for r in rows if r["variant"] == "baseline" and r["d_model"] == "24")
     assert float(row["valid_ce_mean"]) == pytest.approx(statistics.mean(losses), rel=1e-12)
     assert int(row["n"]) == len(losses) == 2
@@ -110,21 +130,21 @@ def test_a_lost_figure_is_drawn_again_and_nothing_else_runs(finished):
     assert figure.read_bytes() == before
 
 
-REPORT = {"rows": 1, "table": 1, "figure": 3, "tables": 1, "figures": 1}
+REPORT = {"bench": 2, "rows": 1, "table": 4, "figure": 4, "tables": 1, "figures": 1}
 
 
 @pytest.mark.parametrize(
-    ("changes", "retrained"),
+    ("changes", "retrained", "folded"),
     [
-        ({"taper__end_fraction": 0.8}, 12),  # every tapered job, no Baseline
-        ({"taper__anchor_weight": 0.2}, 8),  # the +aux jobs alone
-        ({"train__lr": 1e-3}, 16),
+        ({"taper__end_fraction": 0.8}, 12, 12),  # every tapered job, no Baseline
+        ({"taper__anchor_weight": 0.2}, 8, 8),  # the +aux jobs alone
+        ({"train__lr": 2e-3}, 16, 12),
     ],
 )
-def test_a_changed_setting_reruns_what_depends_on_it(finished, changes, retrained):
+def test_a_changed_setting_reruns_what_depends_on_it(finished, changes, retrained, folded):
     config = write_config(finished, "changed.yaml", **changes)
     plan = planned(snakemake(finished, "-n", "tables", "figures", "--configfile", config))
-    assert plan == REPORT | {"pretrain": retrained}
+    assert plan == REPORT | {"pretrain": retrained, "fold": folded}
 
 
 @pytest.mark.parametrize("changes", [{"hardware__tensorboard": True}, {"hardware__device": "auto"}])
@@ -136,8 +156,8 @@ def test_changed_hardware_reruns_nothing(finished, changes):
 
 def test_the_paper_config_plans_every_run_of_the_paper():
     done = snakemake(ROOT, "-n", "tables", "figures", "--configfile", "config/paper.yaml", "--nolock")
-    assert planned(done) | {"pretrain": 0} == {**REPORT, "pretrain": 0, "corpus": 1, "tokenizer": 1, "tokens": 1}
-    assert planned(done)["pretrain"] == 6 * (4 * 3 + 2)  # six seeds: three variants at four widths, two more at one
+    jobs = {"pretrain": 6 * (4 * 3 + 2), "fold": 6 * (4 * 2 + 2)}  # six seeds: three variants, at one width two more
+    assert planned(done) == {**REPORT, **jobs, "corpus": 1, "tokenizer": 1, "tokens": 1}
 
 
 def test_a_misspelt_setting_is_one_clear_error(tmp_path):
@@ -145,9 +165,7 @@ def test_a_misspelt_setting_is_one_clear_error(tmp_path):
     config = write_config(folder, "misspelt.yaml", taper__anchor_wieght=0.1)
     done = snakemake(folder, "-n", "tables", "--configfile", config)
     assert done.returncode != 0
-    assert (
-        "taper.anchor_wieght: unknown key; valid keys here are anchor_weight, end_fraction" in done.stdout + done.stderr
-    )
+    assert "taper.anchor_wieght: unknown key; valid keys here are anchor_weight, ema_rate" in done.stdout + done.stderr
     assert not (folder / "results").exists()
 
 

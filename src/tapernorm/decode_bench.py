@@ -246,8 +246,13 @@ def _prefill_cells(
         cache = None
         if phase == "prefill":
             weight = model.embed.weight
-            shape = {"batch": len(tokens), "capacity": tokens.shape[1]}
-            cache = KVCache.allocate(model.config, **shape, dtype=weight.dtype, device=weight.device)
+            cache = KVCache.allocate(
+                model.config,
+                batch=len(tokens),
+                capacity=tokens.shape[1],
+                dtype=weight.dtype,
+                device=weight.device,
+            )
 
         @torch.inference_mode()
         def once() -> None:

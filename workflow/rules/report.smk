@@ -11,6 +11,11 @@ rule rows:
             f"{RESULTS}/pretrain/{v}/d{d}/seed{s}/result.json"
             for v, d, s in RUN.pretrain_cells()
         ],
+        [
+            f"{RESULTS}/fold/{v}/d{d}/seed{s}/result.json"
+            for v, d, s in RUN.pretrain_cells()
+            if v != "baseline"
+        ],
     output:
         results=f"{RESULTS}/rows/results.csv",
         curves=f"{RESULTS}/rows/curves.csv",
@@ -18,9 +23,6 @@ rule rows:
         f"{LOGS}/rows.log",
     params:
         run=RUN.run,
-        results=lambda w, input: [
-            path for path in input if path.endswith("result.json")
-        ],
         out=subpath(output.results, parent=True),
     shell:
         "tapernorm rows {input:q} --run {params.run:q} --out {params.out:q} &> {log:q}"

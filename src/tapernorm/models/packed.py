@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import KVCache
-from .llama import Block, Decoder
+from .llama import Block, Decoder, RotaryTable
 
 _ONEDNN = torch.ops.mkldnn  # what torch.compile's own frozen linear maps call
+_BLOCKED_BYTES = 1 << 20  # below, a weight stays in the cache and oneDNN's call costs more than its layout saves
 Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
 
 
@@ -75,10 +76,11 @@ class PackedDecoder(nn.Module):
         config = model.config
         self.config = config
         self.embed = model.model.embed_tokens
-        self.blocks = nn.ModuleList(PackedBlock(b, config.n_head, config.n_kv_head) for b in model.model.layers)
+        blocks = [block for block in model.model.layers if isinstance(block, Block)]
+        self.blocks = nn.ModuleList(PackedBlock(block, config.n_head, config.n_kv_head) for block in blocks)
         self.norm = _working(model.model.norm)
         self.head = PackedLinear(model.lm_head)
-        self.rotary = model.model.layers[0].self_attn.rotary
+        self.rotary: RotaryTable = blocks[0].self_attn.rotary
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
         """Logits (B, V) after the last of `tokens` (B, T), which stand at `position` ... of the cache.
@@ -137,8 +139,8 @@ class PackedDecoder(nn.Module):
 class PackedLinear(nn.Module):
     """The linear maps `layers` of one input as a single one, their outputs one after the other; weights are frozen.
 
-    In float32 on a CPU a second copy of the weight lies in oneDNN's blocked layout, which its kernels read at nearly
-    twice the speed of the plain one, at batch 1 as in prefill. torch.compile lays out the plain weight as it likes.
+    In float32 on a CPU a second copy of a weight beyond the cache lies in oneDNN's blocked layout, which its kernels
+    read at nearly twice the speed of the plain one. torch.compile lays out the plain weight as it likes.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
@@ -154,8 +156,8 @@ class PackedLinear(nn.Module):
         return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
 
     def _in_blocks(self) -> Tensor | None:
-        plain = self.weight.device.type == "cpu" and self.weight.dtype is torch.float32
-        if not plain or not torch.backends.mkldnn.is_available() or not hasattr(_ONEDNN, "_reorder_linear_weight"):
+        on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        if not on_cpu or self.weight.dtype is not torch.float32 or self.weight.nbytes < _BLOCKED_BYTES:
             return None
         return _ONEDNN._reorder_linear_weight(self.weight)
 
