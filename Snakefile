@@ -28,7 +28,11 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 # The same rules as JSON schema, exported from that model; editors check YAML files against it.
-validate(RUN.model_dump(mode="json"), "workflow/schemas/config.schema.json", set_default=False)
+validate(
+    RUN.model_dump(mode="json"),
+    "workflow/schemas/config.schema.json",
+    set_default=False,
+)
 
 # Jobs find `tapernorm` beside the Python that runs Snakemake, activated or not.
 os.environ["PATH"] = os.pathsep.join(

@@ -128,7 +128,7 @@ def test_a_file_becomes_rows_and_the_facts_they_share(tmp_path):
     (entry,) = (c for c in document["cells"] if (c["mode"], c["phase"], c["arm"]) == ("compile", "decode", "fused"))
     assert row["tokens_per_s"] == pytest.approx(32 / sorted(entry["seconds"])[3], rel=1e-12)
     assert row["read_share"] == pytest.approx(row["tokens_per_s"] * entry["bytes_per_token"] / 20e9, rel=1e-12)
-    frame = bench.frame
+    frame = pd.DataFrame(bench.records)
     assert len(frame) == len(document["cells"]) == 15
     assert set(frame["torch"]) == {"2.13.0"}
     assert not frame.columns.duplicated().any()
@@ -140,7 +140,10 @@ def test_a_file_becomes_rows_and_the_facts_they_share(tmp_path):
 def test_intervals_do_not_depend_on_the_order_of_the_cells(tmp_path):
     document = synthetic_bench.decode(batches=(1,), prompts=(128,), rounds=5)
     turned = {**document, "cells": document["cells"][::-1]}
-    one, two = (decode_rows.read(synthetic_bench.write(d, tmp_path / "b.json")).frame for d in (document, turned))
+    one, two = (
+        pd.DataFrame(decode_rows.read(synthetic_bench.write(d, tmp_path / "b.json")).records)
+        for d in (document, turned)
+    )
     pd.testing.assert_frame_equal(one, two, check_exact=True)
 
 

@@ -69,7 +69,7 @@ def test_table_2_has_the_papers_rows_against_the_papers_baseline(bench, document
 
 
 def test_table_2_is_eager_decoding_alone(bench):
-    frame = decode_tables.table2(bench, **RUN).frame
+    frame = pd.DataFrame(decode_tables.table2(bench, **RUN).records)
     assert (set(frame["mode"]), set(frame["phase"])) == ({"eager"}, {"decode"})
     ranges = frame.set_index("arm")[["published_ratio_low", "published_ratio_high"]]
     assert ranges.loc["fused"].drop_duplicates().to_numpy().tolist() == [[1.15, 1.18]]
@@ -136,7 +136,7 @@ def test_table_2x_has_every_mode_and_phase_against_the_better_baseline(bench, do
     assert any("20.0 [19.0, 20.5] GB/s" in note for note in made.notes)
     assert any(note.startswith("A share above 100 %") for note in made.notes)
     assert made.notes[0] == decode_notes.verdict(bench)
-    assert len(made.frame) == len(document["cells"])
+    assert len(pd.DataFrame(made.records)) == len(document["cells"])
 
 
 def with_gains(folder, gains, unavailable=()):
@@ -212,8 +212,10 @@ def test_table_2v1_counts_thousands_of_prompt_tokens(last_token):
     assert printed[3].split()[0] == f"{row['tokens_per_s'] / 1000:.2f}"
     assert printed[4].split()[0] == f"{row['ratio_baseline_naive']:.3f}"
     assert printed[5].split()[0] == f"{row['ratio_baseline']:.3f}"
-    (line,) = made.frame[
-        (made.frame["arm"] == "fused") & (made.frame["batch"] == 4) & (made.frame["prompt"] == 128)
+    (line,) = pd.DataFrame(made.records)[
+        (pd.DataFrame(made.records)["arm"] == "fused")
+        & (pd.DataFrame(made.records)["batch"] == 4)
+        & (pd.DataFrame(made.records)["prompt"] == 128)
     ].to_dict("records")
     assert (line["published_ktokens_per_s"], line["published_ratio"]) == (180.4, 180.4 / 149.3)
 
@@ -249,7 +251,7 @@ def test_all_three_files_are_whole(bench, last_token, tmp_path, make):
     table.write(made, tmp_path)
     back = pd.read_csv(tmp_path / f"{made.name}.csv")
     for column in ("tokens_per_s", "tokens_per_s_low", "ratio_baseline", "ratio_baseline_naive_high", "bytes_per_s"):
-        assert back[column].dropna().tolist() == made.frame[column].dropna().tolist()
+        assert back[column].dropna().tolist() == pd.DataFrame(made.records)[column].dropna().tolist()
     grid = [line for line in (tmp_path / f"{made.name}.md").read_text().splitlines() if line.startswith("|")]
     assert {line.count("|") for line in grid} == {len(made.columns) + 1}
     assert len(grid) == 2 + len(made.rows) + len(made.published)

@@ -27,7 +27,7 @@ def results(losses, **columns):
 
 
 def row_of(made, variant, d_model=64, counted=tables.ALL_SEEDS):
-    frame = made.frame
+    frame = pd.DataFrame(made.records)
     chosen = (frame["variant"] == variant) & (frame["d_model"] == d_model) & (frame["seeds_counted"] == counted)
     (row,) = frame[chosen].to_dict("records")
     return row
@@ -58,7 +58,7 @@ def test_widths_are_in_order_and_every_variant_is_in_the_csv():
     losses = {(v, d): [3.0, 3.1] for d in (128, 64) for v in ("all", "all_aux", "baseline", "internal")}
     made = tables.table1(results(losses), **RUN)
     assert [line[1] for line in made.rows] == ["64", "128"]
-    assert made.frame[["d_model", "variant"]].to_numpy().tolist() == [
+    assert pd.DataFrame(made.records)[["d_model", "variant"]].to_numpy().tolist() == [
         [d, v] for d in (64, 128) for v in ("baseline", "internal", "all", "all_aux")
     ]
     assert [line[6] for line in made.rows] == ["—", "—"]  # no Internal-Taper (+aux) ran
@@ -166,7 +166,7 @@ def test_csv_keeps_every_digit(tmp_path):
     table.write(made, tmp_path)
     back = pd.read_csv(tmp_path / "table1.csv")
     for column in ("valid_ce_mean", "valid_ce_std", "gap_percent", "gap_low", "gap_high"):
-        assert back[column].dropna().tolist() == made.frame[column].dropna().tolist()
+        assert back[column].dropna().tolist() == pd.DataFrame(made.records)[column].dropna().tolist()
 
 
 def test_markdown_holds_caption_rows_and_the_published_range_apart(tmp_path):

@@ -251,12 +251,10 @@ class Config(Strict):
         return BenchJob(run=self.run, bench=self.bench)
 
     @property
-    def benched(self) -> tuple[Variant, int, int]:
-        """The (variant, width, seed) that the decoding benchmark takes: the widest Internal-Taper (+aux)."""
+    def benched(self) -> tuple[Variant, int, int] | None:
+        """The (variant, width, seed) that the decoding benchmark takes: the widest Internal-Taper (+aux), if any."""
         widths = [w.d_model for w in self.widths if "internal_aux" in w.variants]
-        if not widths:
-            raise ConfigError("the decoding benchmark needs internal_aux among the variants of some width")
-        return "internal_aux", max(widths), self.seeds[0]
+        return ("internal_aux", max(widths), self.seeds[0]) if widths else None
 
     def pretrain_job(self, variant: Variant, d_model: int, seed: int) -> "PretrainJob":
         """The job of one (variant, width, seed), holding only what that variant reads."""

@@ -1,11 +1,20 @@
 # Decoding speed. A benchmark has the machine to itself: all cores, and under SLURM the whole node.
-VARIANT, WIDTH, SEED = RUN.benched
+def benched_run(wildcards):
+    if RUN.benched is None:
+        raise WorkflowError(
+            "the decoding benchmark needs internal_aux among the variants of some width"
+        )
+    variant, width, seed = RUN.benched
+    return multiext(
+        f"{RESULTS}/pretrain/{variant}/d{width}/seed{seed}/",
+        "model.safetensors",
+        "result.json",
+    )
 
 
 rule bench:
     input:
-        model=f"{RESULTS}/pretrain/{VARIANT}/d{WIDTH}/seed{SEED}/model.safetensors",
-        trained=f"{RESULTS}/pretrain/{VARIANT}/d{WIDTH}/seed{SEED}/result.json",
+        benched_run,
     output:
         f"{RESULTS}/bench/{{kind}}.json",
     log:
@@ -18,7 +27,7 @@ rule bench:
         slurm_extra="--exclusive",
     params:
         job=canonical_json(RUN.bench_job()),
-        model=subpath(input.model, parent=True),
+        model=subpath(input[0], parent=True),
     shell:
         "tapernorm bench {wildcards.kind} --job {params.job:q} --model {params.model:q}"
         " --device {resources.device} --out {output:q} &> {log:q}"

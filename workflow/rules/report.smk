@@ -132,11 +132,11 @@ rule figure_decode:
 rule tables:
     input:
         rules.table1.input,
-        rules.table2.input,
+        rules.table2.input if RUN.benched else [],
 
 
 rule figures:
     input:
         rules.figure1.input,
         rules.figure2.input,
-        rules.figure_decode.input,
+        rules.figure_decode.input if RUN.benched else [],

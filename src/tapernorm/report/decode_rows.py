@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from ..bench import Interval, Samples, bootstrap_median, paired_speedup
 from ..config import VARIANT_LABELS
 from ..errors import UserError
-from .rows import read_document, value_at
-from .stats import NAN
+from .documents import read_document, value_at
+
+NAN = math.nan
 
 DECODE, LAST_TOKEN = "bench_decode", "bench_last_token"  # the kinds of file
 BASELINES = ("baseline", "baseline_naive")  # with F.rms_norm, and with the several-op norm
@@ -58,8 +57,9 @@ class Bench:
     read_bandwidth: Interval | None  # bytes/s, measured on the same device
 
     @property
-    def frame(self) -> pd.DataFrame:
-        return pd.DataFrame([{**row, **self.facts} for row in self.rows])
+    def records(self) -> list[Row]:
+        """Every row with the facts that all of them share."""
+        return [{**row, **self.facts} for row in self.rows]
 
     def where(self, **values: object) -> list[Row]:
         """Rows whose columns hold these values."""

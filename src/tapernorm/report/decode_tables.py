@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import pandas as pd
-
 from ..errors import UserError
-from . import published, stats
+from . import published
 from .decode_notes import (
     FUSED_NORM,
     NAIVE,
@@ -19,7 +17,7 @@ from .decode_notes import (
     spread,
     verdict,
 )
-from .decode_rows import ARMS, MODES, Bench, Row, arm_labels, named
+from .decode_rows import ARMS, MODES, NAN, Bench, Row, arm_labels, named
 from .table import ABSENT, Column, Table
 
 _MODEL = [Column("batch", align="l"), Column("prompt"), Column("model", align="l")]
@@ -51,15 +49,15 @@ def table2(bench: Bench, *, run: str, caption: str) -> Table:
             f" {published.TABLE2_SETTING}; not measured here.",
             *run_notes(bench),
         ],
-        frame=_frame(bench, rows, run, [_table2_published(row) for row in rows]),
+        records=_records(bench, rows, run, [_table2_published(row) for row in rows]),
     )
 
 
 def _table2_published(row: Row) -> Row:
     theirs = published.TABLE2_RATIO.get(row["arm"])
     return {
-        "published_ratio_low": theirs.low if theirs else stats.NAN,
-        "published_ratio_high": theirs.high if theirs else stats.NAN,
+        "published_ratio_low": theirs.low if theirs else NAN,
+        "published_ratio_high": theirs.high if theirs else NAN,
         "published_source": published.TABLE2_SOURCE if theirs else "",
     }
 
@@ -97,7 +95,7 @@ def table2x(bench: Bench, *, run: str, caption: str) -> Table:
             *bandwidth_notes(bench, rows),
             *run_notes(bench),
         ],
-        frame=_frame(bench, rows, run),
+        records=_records(bench, rows, run),
     )
 
 
@@ -147,7 +145,7 @@ def table2v1(bench: Bench, *, run: str, caption: str) -> Table:
             " rounded rows." + (" Last rows: its batches and prompts that this run has not." if foot else ""),
             *run_notes(bench),
         ],
-        frame=_frame(bench, rows, run, [_table2v1_published(row) for row in rows]),
+        records=_records(bench, rows, run, [_table2v1_published(row) for row in rows]),
     )
 
 
@@ -179,10 +177,10 @@ def _table2v1_published(row: Row) -> Row:
             fused = row["arm"] == "fused"
             return {
                 "published_ktokens_per_s": line.fused if fused else line.baseline,
-                "published_ratio": line.ratio if fused else stats.NAN,
+                "published_ratio": line.ratio if fused else NAN,
                 "published_source": published.TABLE2V1_SOURCE,
             }
-    return {"published_ktokens_per_s": stats.NAN, "published_ratio": stats.NAN, "published_source": ""}
+    return {"published_ktokens_per_s": NAN, "published_ratio": NAN, "published_source": ""}
 
 
 def _eager(bench: Bench, phase: str, name: str) -> list[Row]:
@@ -202,6 +200,6 @@ def _heading(row: Row) -> list[str]:
     return [str(row["batch"]), str(row["prompt"])] if row["arm"] == ARMS[0] else ["", ""]
 
 
-def _frame(bench: Bench, rows: Sequence[Row], run: str, theirs: Sequence[Mapping[str, object]] = ()) -> pd.DataFrame:
+def _records(bench: Bench, rows: Sequence[Row], run: str, theirs: Sequence[Mapping[str, object]] = ()) -> list[Row]:
     more = theirs or [{}] * len(rows)
-    return pd.DataFrame([{"run": run, **row, **bench.facts, **extra} for row, extra in zip(rows, more, strict=True)])
+    return [{"run": run, **row, **bench.facts, **extra} for row, extra in zip(rows, more, strict=True)]

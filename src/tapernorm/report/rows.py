@@ -1,8 +1,6 @@
 """JSON of training jobs -> two tidy frames: one row per job, and one row per job and logged step."""
 
-import json
 from collections.abc import Iterable
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,8 @@ import pandas as pd
 
 from ..errors import UserError
 from ..files import whole_file
+from .documents import parse_json, read_document, text_of, value_at
 
-SCHEMA_VERSION = 1
 JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
 
 # Column of the results frame -> where result.json holds it. A `values` entry is {"value": ..., "unit": ...}.
@@ -95,31 +93,11 @@ def read_result(path: Path) -> tuple[str, dict[str, Any]]:
     return kind, {column: value_at(document, place, path) for column, place in _KINDS[kind].items()}
 
 
-def read_document(path: Path, *kinds: str) -> dict[str, Any]:
-    """A JSON file that a job wrote, of one of these `kinds` and of the schema that this version reads."""
-    document = _parse(path, _text_of(path))
-    for key, wanted in (("schema_version", (SCHEMA_VERSION,)), ("kind", kinds)):
-        found = document.get(key) if isinstance(document, dict) else None
-        if found not in wanted:
-            read = " or ".join(map(repr, wanted))
-            raise UserError(f"{path}: {key} is {found!r} and this version reads {read}: run the job again")
-    return document
-
-
-def value_at(document: dict[str, Any], place: str, path: Path) -> Any:
-    """What stands at a dotted `place`; under `values`, its number without the unit."""
-    try:
-        value = reduce(lambda node, key: node[key], place.split("."), document)
-        return value["value"] if place.startswith("values.") else value
-    except (KeyError, TypeError):
-        raise UserError(f"{path} holds no {place}: it was not written by this version; run the job again") from None
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """One dictionary per step, in which the training and the evaluation line of the step are one."""
     steps: dict[int, dict[str, Any]] = {}
-    for number, text in enumerate(_text_of(path).splitlines(), start=1):
-        line = _parse(path, text, f" line {number}")
+    for number, text in enumerate(text_of(path).splitlines(), start=1):
+        line = parse_json(path, text, f" line {number}")
         if not isinstance(line, dict) or "step" not in line:
             raise UserError(f"{path} line {number} holds no step: the file is damaged; run the job again")
         known = steps.setdefault(line["step"], {})
@@ -129,20 +107,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not steps:
         raise UserError(f"{path} is empty: the job that writes it has not finished; run it again")
     return list(steps.values())
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"no file {path}: the job that writes it has not finished; run it first") from None
-
-
-def _parse(path: Path, text: str, where: str = "") -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}{where} is not JSON ({error}): the file is damaged; run the job again") from None
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:

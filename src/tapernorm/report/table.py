@@ -1,12 +1,12 @@
 """A table as text cells, and the three files it becomes: CSV with every digit, Markdown and LaTeX to read."""
 
-from collections.abc import Sequence
+import csv
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
-
-import pandas as pd
+from typing import Any, Literal
 
 from ..files import whole_file, write_text
 
@@ -24,7 +24,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells for readers and the frame behind them. All text is plain Unicode; the writers escape it."""
+    """Cells for readers and the numbers behind them. All text is plain Unicode; the writers escape it."""
 
     name: str  # file stem, and the LaTeX label
     columns: Sequence[Column]
@@ -32,15 +32,26 @@ class Table:
     published: Sequence[Sequence[str]]  # rows of others' numbers, set apart at the foot
     caption: str
     notes: Sequence[str]
-    frame: pd.DataFrame  # tidy, full precision
+    records: Sequence[Mapping[str, Any]]  # the numbers behind them, tidy and in full precision
 
 
 def write(table: Table, folder: Path) -> None:
     """Write `folder`/`table.name`.csv, .md and .tex."""
-    with whole_file(folder / f"{table.name}.csv") as temporary:
-        table.frame.to_csv(temporary, index=False, lineterminator="\n")
+    with (
+        whole_file(folder / f"{table.name}.csv") as temporary,
+        open(temporary, "w", encoding="utf-8", newline="") as file,
+    ):
+        columns = dict.fromkeys(key for record in table.records for key in record)
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: v for k, v in record.items() if not _missing(v)} for record in table.records)
     write_text(folder / f"{table.name}.md", markdown(table))
     write_text(folder / f"{table.name}.tex", latex(table))
+
+
+def _missing(value: Any) -> bool:
+    """Whether a cell of the CSV stays empty."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def markdown(table: Table) -> str:

@@ -41,7 +41,7 @@ def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int
         published=[_published_line()],
         caption=f"Validation loss and relative gap to Baseline. Run {run}: {caption}",
         notes=[*_notes(jobs), *_left_out_notes(rows), *_missing_notes(rows)],
-        frame=pd.DataFrame(rows),
+        records=rows,
     )
 
 

@@ -1,0 +1,44 @@
+"""JSON files that jobs wrote: read, checked, and looked into by dotted place."""
+
+import json
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+SCHEMA_VERSION = 1
+
+
+def read_document(path: Path, *kinds: str) -> dict[str, Any]:
+    """A JSON file that a job wrote, of one of these `kinds` and of the schema that this version reads."""
+    document = parse_json(path, text_of(path))
+    for key, wanted in (("schema_version", (SCHEMA_VERSION,)), ("kind", kinds)):
+        found = document.get(key) if isinstance(document, dict) else None
+        if found not in wanted:
+            read = " or ".join(map(repr, wanted))
+            raise UserError(f"{path}: {key} is {found!r} and this version reads {read}: run the job again")
+    return document
+
+
+def value_at(document: dict[str, Any], place: str, path: Path) -> Any:
+    """What stands at a dotted `place`; under `values`, its number without the unit."""
+    try:
+        value = reduce(lambda node, key: node[key], place.split("."), document)
+        return value["value"] if place.startswith("values.") else value
+    except (KeyError, TypeError):
+        raise UserError(f"{path} holds no {place}: it was not written by this version; run the job again") from None
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no file {path}: the job that writes it has not finished; run it first") from None
+
+
+def parse_json(path: Path, text: str, where: str = "") -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}{where} is not JSON ({error}): the file is damaged; run the job again") from None
