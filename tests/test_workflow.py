@@ -145,7 +145,7 @@ def test_a_changed_setting_reruns_what_depends_on_it(finished, changes, retraine
     assert plan == REPORT | {"pretrain": retrained, "fold": folded}
 
 
-@pytest.mark.parametrize("changes", [{"hardware__tensorboard": True}, {"hardware__device": "auto"}])
+@pytest.mark.parametrize("changes", [{"hardware__tensorboard": True}, {"hardware__checkpoint_every": 3}])
 def test_changed_hardware_reruns_nothing(finished, changes):
     config = write_config(finished, "hardware.yaml", **changes)
     done = snakemake(finished, "-n", "tables", "figures", "--configfile", config)
@@ -165,6 +165,31 @@ def test_a_misspelt_setting_is_one_clear_error(tmp_path):
     assert done.returncode != 0
     assert "taper.anchor_wieght: unknown key; valid keys here are anchor_weight, ema_rate" in done.stdout + done.stderr
     assert not (folder / "results").exists()
+
+
+def test_a_config_that_lacks_a_setting_does_not_get_the_demos(tmp_path):
+    folder = project(tmp_path)
+    config = yaml.safe_load((folder / "config/test.yaml").read_text())
+    del config["train"]["lr"]
+    (folder / "config/lacking.yaml").write_text(yaml.safe_dump(config))
+    done = snakemake(folder, "-n", "tables", "--configfile", "config/lacking.yaml")
+    assert done.returncode != 0
+    assert "train.lr: missing" in done.stdout + done.stderr
+
+
+def test_an_edited_text_file_makes_the_corpus_anew(tmp_path):
+    folder = project(tmp_path)
+    text = folder / "mine.txt"
+    text.write_text("<|endoftext|>".join(f"Document {i} says {i * i}." for i in range(200)))
+    data = {"source": "text", "files": ["mi*.txt"], "field": "text", "valid_fraction": 0.2}
+    arguments = ("corpus", "--configfile", write_config(folder, "mine.yaml", data=data))
+    assert snakemake(folder, *arguments).returncode == 0
+    assert "Nothing to be done" in (again := snakemake(folder, *arguments)).stdout + again.stderr
+    time.sleep(1.1)  # Snakemake compares whole seconds on some file systems
+    text.write_text(text.read_text() + "<|endoftext|>One more.")
+    assert planned(snakemake(folder, "-n", *arguments)) == {"corpus": 1}
+    (folder / "mine2.txt").write_text("A new file that the pattern matches.")
+    assert planned(snakemake(folder, "-n", *arguments)) == {"corpus": 1}
 
 
 # One training job, long enough to be caught in the middle.

@@ -1,0 +1,44 @@
+"""What the README says is what the files say."""
+
+import json
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_assumption_of_the_paper_config_is_listed():
+    config = yaml.safe_load((ROOT / "config/paper.yaml").read_text(encoding="utf-8"))
+    for assumption in config["assumptions"]:
+        assert f"| `{assumption['setting'] or 'in the code'}` | {assumption['reason']} |" in README
+
+
+def test_the_demo_tables_are_the_committed_ones():
+    for table in ("table1", "table2"):
+        text = (ROOT / f"results/demo/tables/{table}.md").read_text(encoding="utf-8")
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        assert len(rows) > 4
+        assert "\n".join(rows) in README
+
+
+def test_every_bound_of_the_benchmark_is_quoted_as_measured():
+    figures = json.loads((ROOT / "results/bench/bench.json").read_text())
+    bounded = [figure for figure in figures if figure["bound"]]
+    assert len(bounded) > 10
+    for figure in bounded:
+        assert f"| `{figure['name']}` | {figure['value']:.3g} {figure['unit']} |" in README
+
+
+def test_make_targets_that_are_named_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"`?make (\w+)`?", README)):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_pictures_that_are_shown_exist():
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
+    assert pictures
+    assert all((ROOT / picture).is_file() for picture in pictures)
