@@ -8,8 +8,8 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version, validate
 
-from tapernorm import config as settings
-from tapernorm.config import canonical_json
+from tapernorm import configfile as settings
+from tapernorm.config import Config, canonical_json
 from tapernorm.data.textfiles import find_files
 from tapernorm.errors import UserError
 
@@ -24,7 +24,7 @@ configfile: "config/demo.yaml"
 try:
     for path in workflow.configfiles:
         settings.load_config(path)
-    RUN = settings.parse(settings.Config, config, "the config")
+    RUN = settings.parse(Config, config, "the config")
 except UserError as error:
     raise WorkflowError(str(error)) from None
 # The same rules as JSON schema, exported from that model; editors check YAML files against it.

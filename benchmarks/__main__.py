@@ -21,11 +21,12 @@ def main() -> None:
     for measure in (train_step.measure, decode.measure, workflow.measure):
         for measured in measure():
             print(line(measured), flush=True)
-            figures.append(measured.row())
-    write_json(arguments.out, figures)
+            figures.append(measured)
+    write_json(arguments.out, [f.row() for f in figures])
+    write_json(arguments.out.with_name("samples.json"), {f.name: f.samples for f in figures if f.samples})
     facts = provenance(cores=os.cpu_count(), load_before=load_before, load_after=os.getloadavg()[0])
     write_json(arguments.out.with_name("provenance.json"), facts)
-    missed = [f["name"] for f in figures if f["passes"] is False]
+    missed = [f.name for f in figures if f.passes is False]
     print(f"{len(figures)} figures, {len(missed)} bounds missed{': ' if missed else ''}{', '.join(missed)}")
 
 

@@ -109,6 +109,8 @@ def _without_norms(d_model: int, threads: int) -> Iterator[Figure]:
     }
     samples = {arm: cell["seconds"] for arm, cell in cells.items()}
     name = f"decode.d{d_model}.threads{threads}"
+    for arm, cell in cells.items():
+        yield figure(f"{name}.decode.{arm}", [cell["tokens"] / s for s in cell["seconds"]], "tok/s")
     fused = paired_speedup(samples, "fused", "baseline")
     yield figure(f"{name}.fused_over_baseline", fused, "x", at_least=FUSED_OVER_BASELINE[d_model])
     yield figure(f"{name}.unfused_over_baseline", paired_speedup(samples, "unfused", "baseline"), "x")

@@ -8,7 +8,7 @@ from tapernorm.bench import Interval, bootstrap_median
 
 @dataclass(frozen=True)
 class Figure:
-    """A median with its 95 % interval over n samples, and the bound it is held to, if any."""
+    """A median with its 95 % interval over n samples, the bound it is held to, if any, and the raw samples."""
 
     name: str
     value: float
@@ -18,9 +18,10 @@ class Figure:
     bound: str | None
     passes: bool | None
     n: int
+    samples: tuple[float, ...] = ()  # in the order of the rounds; of a ratio, those of its arms' own figures
 
     def row(self) -> dict[str, object]:
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "samples"}
 
 
 def figure(
@@ -33,19 +34,25 @@ def figure(
 ) -> Figure:
     """A figure from an interval, from raw samples (their median) or from one number."""
     if isinstance(measured, int | float):
-        measured = Interval(measured, measured, measured, 1)
-    elif not isinstance(measured, Interval):
+        measured = [measured]
+    samples = () if isinstance(measured, Interval) else tuple(measured)
+    if not isinstance(measured, Interval):
         measured = bootstrap_median(measured)
     value, bound, passes = measured.value, None, None
     if at_least is not None:
         bound, passes = f">= {at_least:g}", value >= at_least
     if at_most is not None:
         bound, passes = f"<= {at_most:g}", value <= at_most
-    return Figure(name, value, unit, measured.low, measured.high, bound, passes, measured.n)
+    return Figure(name, value, unit, measured.low, measured.high, bound, passes, measured.n, samples)
 
 
 def line(f: Figure) -> str:
     """One line of the printed table."""
-    interval = f"[{f.low:.3g}, {f.high:.3g}]" if f.n > 1 else ""
+    interval = f"[{short(f.low)}, {short(f.high)}]" if f.n > 1 else ""
     verdict = {True: "ok", False: "MISSED", None: ""}[f.passes]
-    return f"{f.name:<48} {f.value:>9.3g} {f.unit:<6} {interval:<18} n={f.n:<4} {f.bound or '':<10} {verdict}"
+    return f"{f.name:<58} {short(f.value):>9} {f.unit:<6} {interval:<18} n={f.n:<4} {f.bound or '':<10} {verdict}"
+
+
+def short(value: float) -> str:
+    """Three significant digits; whole numbers from a thousand on."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

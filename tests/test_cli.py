@@ -17,7 +17,8 @@ import tapernorm
 import tapernorm.machine
 import tapernorm.pretrain
 from tapernorm.cli import main
-from tapernorm.config import BenchJob, canonical_json, load_config
+from tapernorm.config import BenchJob, canonical_json
+from tapernorm.configfile import load_config
 from tapernorm.report import decode_rows
 
 CONFIG = str(Path(__file__).parent.parent / "config" / "test.yaml")

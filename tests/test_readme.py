@@ -6,6 +6,8 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.report import short
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -29,7 +31,7 @@ def test_every_bound_of_the_benchmark_is_quoted_as_measured():
     bounded = [figure for figure in figures if figure["bound"]]
     assert len(bounded) > 10
     for figure in bounded:
-        assert f"| `{figure['name']}` | {figure['value']:.3g} {figure['unit']} |" in README
+        assert f"| `{figure['name']}` | {short(figure['value'])} {figure['unit']} |" in README
 
 
 def test_make_targets_that_are_named_exist():

@@ -6,7 +6,7 @@ Heavy imports stay inside the verbs: `tapernorm --help` must be instant.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,10 +22,8 @@ from .config import (
     Strict,
     TokenizerJob,
     TokensJob,
-    json_schema,
-    load_config,
-    parse,
 )
+from .configfile import json_schema, load_config, parse
 from .errors import UserError
 from .files import REASONS
 from .runlock import run_lock
@@ -189,6 +187,7 @@ def table(arguments: argparse.Namespace) -> None:
     job = _job(arguments, ReportJob, Config.report_job)
     if arguments.name == "table1":
         results, _ = rows.read(_source(arguments, "rows"))
+        _require_run(job, results["run"])
         made = tables.table1(results, run=job.run, caption=job.caption, labels=job.labels)
     else:
         kind = decode_rows.LAST_TOKEN if arguments.name == "table2v1" else decode_rows.DECODE
@@ -206,10 +205,17 @@ def figure(arguments: argparse.Namespace) -> None:
         measured = decode_rows.read(_source(arguments, "bench"))
         drawing, frame = decode_figure.figure_decode(measured, run=job.run, caption=job.caption)
     else:
-        _, curves = rows.read(_source(arguments, "rows"))
+        results, curves = rows.read(_source(arguments, "rows"))
+        _require_run(job, results["run"])
         make = {"figure1a": figures.figure1a, "figure1b": figures.figure1b, "figure2": figures.figure2}
         drawing, frame = make[arguments.name](curves, run=job.run, caption=job.caption, labels=job.labels)
     figures.save(drawing, frame, arguments.out / arguments.name)
+
+
+def _require_run(job: ReportJob, runs: Iterable[str]) -> None:
+    """Rows of one run are never printed under the name of another."""
+    if others := set(runs) - {job.run}:
+        raise UserError(f"the rows are of run {', '.join(sorted(others))} and the config is of run {job.run!r}")
 
 
 def _source(arguments: argparse.Namespace, option: str) -> Path:

@@ -10,7 +10,8 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from ..arch import architecture_of
-from ..config import DecoderConfig, parse
+from ..config import DecoderConfig
+from ..configfile import parse
 from ..errors import UserError
 from ..files import read_json, whole_file, write_json
 from ..norms import FixedScale, LayerNorm, TaperNorm

@@ -94,6 +94,15 @@ def run_notes(bench: Bench) -> Iterator[str]:
     yield f"{tf32}{clocks}; load {before} before, {after} after. Code commit: {short}."
 
 
+def fixed_notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What a fixed graph costs, where one was measured."""
+    if any(row["mode"] != "eager" for row in rows):
+        yield (
+            "torch.compile and CUDA graphs keep one graph for all positions: each step attends over the whole cache, as"
+            " long as the longest prompt and its new tokens, so the prompt hardly changes their speed."
+        )
+
+
 def unavailable_notes(bench: Bench) -> Iterator[str]:
     """Modes that were asked for and could not be measured."""
     for mode, reason in bench.unavailable.items():

@@ -9,6 +9,7 @@ from .decode_notes import (
     NAIVE,
     bandwidth_notes,
     decimals,
+    fixed_notes,
     number,
     ratio,
     reading_notes,
@@ -93,6 +94,7 @@ def table2x(bench: Bench, *, run: str, caption: str) -> Table:
             "several-op: Baseline with RMSNorm spelt out, as in Table 2. bound: the model without any norm, the final"
             " one too; its logits mean nothing, and removing norms can gain no more.",
             *bandwidth_notes(bench, rows),
+            *fixed_notes(rows),
             *run_notes(bench),
         ],
         records=_records(bench, rows, run),
