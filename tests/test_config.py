@@ -10,19 +10,8 @@ import pytest
 import yaml
 from snakemake.utils import update_config
 
-from tapernorm.config import (
-    VARIANTS,
-    Config,
-    ConfigError,
-    DecoderConfig,
-    PretrainJob,
-    canonical_json,
-    digest,
-    json_schema,
-    load_config,
-    paper_d_ff,
-    parse,
-)
+from tapernorm.config import VARIANTS, Config, DecoderConfig, PretrainJob, canonical_json, digest, paper_d_ff
+from tapernorm.configfile import ConfigError, json_schema, load_config, parse
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "config").glob("*.yaml"))
