@@ -1,10 +1,11 @@
-"""The decoding benchmark on a machine with a GPU and nothing but torch and this package: `benchmarks/gpu.sh`.
+"""The decoding benchmark on a GPU machine with torch and the core of this package alone: `benchmarks/gpu.sh`.
 
 Trains an Internal-Taper (+aux) model on the bytes of Python's own standard library, folds it, runs the whole
 benchmark matrix, and writes JSON and tables.
 """
 
 import argparse
+import shutil
 import sysconfig
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from tapernorm.train import Plan, Trainer, pick_device
 
 CAPTION = "Decoding benchmark on its own: a briefly trained model, whose speed is that of any model of its shape."
 VALIDATION_TOKENS = 32768
+MODES = ["eager", "cudagraph", "compile"]  # compilation last: it takes longest
 
 
 def main() -> None:
@@ -36,7 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of training")
     parser.add_argument("--rounds", type=int, default=16, help="samples of every arm")
     parser.add_argument("--device", default="cuda", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--modes", nargs="+", default=["eager", "cudagraph", "compile"], help="decoding modes")
+    parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES, help="decoding modes")
     arguments = parser.parse_args()
     device = pick_device(arguments.device)
     began = time.monotonic()
@@ -58,7 +60,7 @@ def main() -> None:
         measured = decode_rows.read(path, kind=f"bench_{kind}")
         for name in names:
             made = getattr(decode_tables, name)(measured, run=job.run, caption=CAPTION)
-            table.write(made, arguments.out)
+            table.write(made, arguments.out / "tables")
             print(table.markdown(made))
         say(kind)
 
@@ -109,6 +111,7 @@ def trained(width: int, steps: int, device: torch.device, out: Path) -> Decoder:
         folder=out / "training",
     )
     score = Trainer(model, taper, plan).run()
+    shutil.rmtree(plan.folder)
     print(f"validation loss {score.ce:.3f} nats/byte at g = 0")
     return model.eval()
 

@@ -15,7 +15,7 @@ from tapernorm.train import make_optimizer, training_loss
 from .models import decoder, stock_llama, tapered
 from .report import Figure, figure
 
-BATCH, THREADS, ROUNDS, WARMUP = 4, 2, 25, 3
+BATCH, THREADS, ROUNDS, WARMUP = 4, 2, 41, 3
 SHAPE = DecoderConfig(
     vocab_size=4096,
     d_model=256,

@@ -12,6 +12,7 @@ from snakemake.utils import update_config
 
 from tapernorm.config import VARIANTS, Config, DecoderConfig, PretrainJob, canonical_json, digest, paper_d_ff
 from tapernorm.configfile import ConfigError, json_schema, load_config, parse
+from tapernorm.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "config").glob("*.yaml"))
@@ -302,7 +303,7 @@ def test_every_cell_appears_once_the_widest_first():
 
 
 def test_a_width_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match=r"no width 17 in this config; it has \[16, 24\]"):
+    with pytest.raises(UserError, match=r"no width 17 in this config; it has \[16, 24\]"):
         parse(Config, changed(), "here").width(17)
 
 

@@ -19,6 +19,7 @@ from tapernorm.folding import fold
 from tapernorm.models.llama import Decoder
 from tapernorm.models.packed import PackedDecoder
 from tapernorm.rng import generator
+from tapernorm.train import has_compiler
 
 STORIES = Path(__file__).parents[2] / "shared/models/stories260K"
 PROMPTS = ([3, 17, 8, 8, 21], [11, 2], [5, 9, 26, 1])  # of different lengths
@@ -280,3 +281,14 @@ def test_prompts_are_aligned_at_their_ends():
 def test_an_empty_prompt_is_refused(prompts):
     with pytest.raises(UserError, match="each prompt needs at least one token"):
         pad_left(prompts, pad=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(torch.device("cpu")), reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_decoding_writes_what_eager_decoding_writes():
+    packed = PackedDecoder(decoder().float())
+    ids = tokens(2, 4)
+    eager, compiled = (
+        torch.stack(list(generate(packed, ids, new_tokens=5, compile=flag)), dim=1) for flag in (False, True)
+    )
+    assert torch.equal(eager, compiled)

@@ -21,7 +21,7 @@ SECONDS = {"baseline_naive": 6.0, "baseline": 5.0, "unfused": 4.0, "fused": 3.0,
 
 
 def job(**changes) -> BenchConfig:
-    settings = {"dtype": "float32", "batches": (1, 3), "prompts": (4, 6), "new_tokens": 7, "block": 2, "rounds": 5}
+    settings = {"dtype": "float32", "batches": (1, 3), "prompts": (4, 6), "new_tokens": 6, "block": 2, "rounds": 5}
     rest = {"warmup": 1, "threads": 1, "modes": ("eager",)}
     return BenchConfig(**{**settings, **rest, **changes})
 
@@ -113,7 +113,7 @@ def test_arms_are_interleaved_and_their_order_turns(timer: Timer) -> None:
         assert rounds == turned
 
 
-@pytest.mark.parametrize(("new_tokens", "block", "starts"), [(7, 2, [0, 2, 4]), (6, 3, [0, 3]), (3, 3, [0])])
+@pytest.mark.parametrize(("new_tokens", "block", "starts"), [(6, 2, [0, 2, 4]), (6, 3, [0, 3]), (3, 3, [0])])
 def test_blocks_stay_inside_the_new_tokens_and_the_cache(timer: Timer, new_tokens, block, starts) -> None:
     decode_bench.bench_decode(gated(), job(batches=(1,), new_tokens=new_tokens, block=block))
     for prompt in (4, 6):
@@ -148,7 +148,7 @@ def test_bytes_per_token_are_the_weights_and_the_filled_cache(timer: Timer, tie_
             assert cell["bytes_per_token"] is None
             continue
         slot = 2 * 2 * 1 * 4  # k and v, layers, one key head, head size
-        filled = cell["prompt"] + 7 / 2  # on average
+        filled = cell["prompt"] + 6 / 2  # on average
         expected = width * ((WEIGHTS + NORMS[cell["arm"]]) / cell["batch"] + slot * filled)
         assert cell["bytes_per_token"] == pytest.approx(expected)
 
@@ -168,6 +168,7 @@ def test_modes_that_a_cpu_cannot_run_are_named_with_the_reason(monkeypatch: pyte
     assert [entry["mode"] for entry in unavailable] == ["compile", "cudagraph"]
     assert "needs a C++ compiler" in unavailable[0]["reason"]
     assert available_modes(("eager",), CPU) == (["eager"], [])
+    monkeypatch.setattr(decode_bench, "_compile_failure", lambda device: None)
     assert available_modes(every, torch.device("cuda")) == (list(every), [])
 
 
@@ -187,7 +188,7 @@ def test_compiled_steppers_have_one_graph_each_and_write_what_eager_ones_write(t
     assert {cell["mode"] for cell in decoding} == {"compile", "eager"}
     for fixed in (cell for cell in decoding if cell["mode"] == "compile"):
         weights = 4 * (WEIGHTS + NORMS[fixed["arm"]]) / 2
-        assert fixed["bytes_per_token"] == pytest.approx(weights + 4 * 16 * (6 + 7))  # the cache is read whole
+        assert fixed["bytes_per_token"] == pytest.approx(weights + 4 * 16 * (6 + 6))  # the cache is read whole
 
 
 @pytest.mark.parametrize("arm", ["baseline", "fused"])
@@ -332,4 +333,4 @@ def test_the_result_file_is_what_the_tables_read(kind, tmp_path: Path, monkeypat
     assert made["job"]["context"] == 11
     assert made["provenance"]["packages"]["torch"] == torch.__version__
     assert made["provenance"]["config_hash"]
-    assert made["machine"]["device"] == "cpu"
+    assert made["machine"]["device"].endswith("CPU")

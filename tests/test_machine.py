@@ -1,6 +1,7 @@
 """What is measured and noted of the machine."""
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -43,16 +44,23 @@ def test_a_buffer_is_far_larger_than_a_cache() -> None:
 def test_facts_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.25, 7.0, 9.0))
     facts = machine.machine_facts(CPU)
-    assert facts == {"device": "cpu", "threads": torch.get_num_threads(), "tf32": None, "clocks": None, "load": 1.25}
+    assert facts.pop("device").endswith(" CPU")
+    assert facts == {"threads": torch.get_num_threads(), "tf32": None, "clocks": None, "load": 1.25}
     machine.synchronize(CPU)  # nothing to wait for
 
 
 def test_clocks_are_left_out_where_the_driver_tells_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: object) -> int:
-        raise ModuleNotFoundError("pynvml")
+    class NVMLError(Exception):
+        pass
+
+    def refused(_: object) -> int:
+        raise NVMLError("not permitted")
 
     fake = SimpleNamespace(clock_rate=lambda _: 1980, temperature=lambda _: 41)
     monkeypatch.setattr(torch, "cuda", fake)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert machine._clocks(CPU) is None  # the driver's management library is missing
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError))
     assert machine._clocks(CPU) == {"sm_mhz": 1980, "temperature_c": 41}
-    fake.clock_rate = missing
+    fake.clock_rate = refused
     assert machine._clocks(CPU) is None

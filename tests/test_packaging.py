@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
@@ -36,8 +37,12 @@ def locked() -> dict[str, Version]:
 
 
 def installed() -> dict[str, Version]:
-    """Public versions: torch's local part says which build of it a machine runs."""
-    return {canonicalize_name(d.name): Version(Version(d.version).public) for d in distributions()}
+    """Public versions: torch's local part says which build of it a machine runs.
+
+    Only of this environment's own folder: importing setuptools, as inductor does, adds its vendored packages to the path.
+    """
+    own = distributions(path=[sysconfig.get_paths()["purelib"]])
+    return {canonicalize_name(d.name): Version(Version(d.version).public) for d in own}
 
 
 def declared() -> list[Requirement]:

@@ -8,6 +8,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from .arch import architecture_of
 from .errors import UserError
 from .folding import fold
 from .models.llama import Decoder, make_norm
@@ -57,9 +58,9 @@ def _with_norms(gated: Decoder, *, naive: bool | None) -> Decoder:
     """A copy with every norm plain, spelt out (naive), or gone (None)."""
     model = copy.deepcopy(gated)
     forget_taper(model)
-    for name, module in gated.named_modules():
-        if name.endswith("norm") and isinstance(getattr(module, "weight", None), nn.Parameter):
-            model.set_submodule(name, _norm_like(gated, module, naive=naive))
+    arch = architecture_of(gated)
+    for name in [*arch.internal_norms(gated), arch.final]:
+        model.set_submodule(name, _norm_like(gated, gated.get_submodule(name), naive=naive))
     return model
 
 

@@ -152,6 +152,7 @@ def generate(arguments: argparse.Namespace) -> None:
         top_p=arguments.top_p,
         seed=arguments.seed,
         device=arguments.device,
+        compile=arguments.compile,
     )
     for piece in text:
         print(piece, end="", flush=True)
@@ -173,6 +174,12 @@ def bench(arguments: argparse.Namespace) -> None:
     variant = read_json(result)["job"]["variant"]
     device = pick_device(arguments.device)
     write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
+
+    from .report.decode_notes import bench_line
+    from .report.decode_rows import read
+
+    for row in read(arguments.out, kind=f"bench_{arguments.name}").rows:
+        print(bench_line(row))
 
 
 def rows(arguments: argparse.Namespace) -> None:
@@ -340,6 +347,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--top-k", type=_positive, metavar="K", help="draw from the K likeliest tokens")
     made.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that hold P together")
     made.add_argument("--seed", type=int, default=0, metavar="S")
+    made.add_argument("--compile", action="store_true", help="torch.compile the decoding step; CUDA graphs on a GPU")
     device(made)
 
     made = configured(verb(bench, "time decoding with and without norms"))

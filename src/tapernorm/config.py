@@ -150,9 +150,11 @@ class BenchConfig(Strict):
     modes: tuple[Literal["eager", "compile", "cudagraph"], ...]
 
     @model_validator(mode="after")
-    def _blocks_fit(self) -> Self:
-        if self.block > self.new_tokens:
-            raise ValueError(f"block ({self.block}) exceeds new_tokens ({self.new_tokens})")
+    def _is_possible(self) -> Self:
+        for name in ("batches", "prompts", "modes"):
+            _distinct(f"bench.{name}", getattr(self, name))
+        if self.new_tokens % self.block:
+            raise ValueError(f"new_tokens ({self.new_tokens}) is not a multiple of block ({self.block})")
         return self
 
 

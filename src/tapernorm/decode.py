@@ -3,7 +3,7 @@
 B batch, T prompt length, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from .errors import UserError
 from .models.cache import KVCache
 from .models.packed import PackedDecoder, Position
+from .train import require_compiler
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,24 @@ def decode_step(model: PackedDecoder, tokens: Tensor, cache: KVCache, position: 
     return model(tokens[:, None], cache, position)
 
 
+def compiled_step(model: PackedDecoder, cache: KVCache) -> Callable[[Tensor, Tensor], Tensor]:
+    """`decode_step` of (tokens (B,), position ()) as one compiled graph for all positions; on a GPU, CUDA graphs.
+
+    The logits that it returns are overwritten by the next call.
+
+    Raises:
+        UserError: torch.compile has no C++ compiler on this CPU.
+    """
+    device = model.embed.weight.device
+    require_compiler(device)
+
+    def step(tokens: Tensor, position: Tensor) -> Tensor:
+        return model(tokens[:, None], cache, position)
+
+    compiled = torch.compile(step, dynamic=False, mode="reduce-overhead" if device.type == "cuda" else None)
+    return torch.inference_mode()(compiled)
+
+
 def generate(
     model: PackedDecoder,
     tokens: Tensor,
@@ -86,6 +105,7 @@ def generate(
     sampling: Sampling | None = None,
     generator: torch.Generator | None = None,
     eod: int | None = None,
+    compile: bool = False,
 ) -> Iterator[Tensor]:
     """Up to `new_tokens` next tokens (B,), one step at a time; ends once every row has ended its document.
 
@@ -94,9 +114,10 @@ def generate(
         sampling: greedy unless given.
         generator: of the draws; needed to sample.
         eod: end-of-document id; a row that drew it repeats it.
+        compile: decode through `compiled_step`: slow to start, then faster.
 
     Raises:
-        UserError: prompt and new tokens exceed the model's context, or sampling without a generator.
+        UserError: prompt and new tokens exceed the model's context, sampling without a generator, or no compiler.
     """
     sampling = sampling or Sampling()
     if sampling.temperature > 0 and generator is None:
@@ -110,6 +131,8 @@ def generate(
         pads=pads,
     )
 
+    fast = compiled_step(model, cache) if compile else None
+
     def steps() -> Iterator[Tensor]:
         logits = prefill(model, tokens, cache)
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
@@ -121,6 +144,9 @@ def generate(
             yield drawn
             if position == cache.capacity - 1 or (eod is not None and bool(ended.all())):
                 return
-            logits = decode_step(model, drawn, cache, position)
+            if fast is None:
+                logits = decode_step(model, drawn, cache, position)
+            else:
+                logits = fast(drawn, torch.tensor(position, device=drawn.device))
 
     return steps()

@@ -100,8 +100,10 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
         UserError: the model is no tapered RMSNorm model, or a folded arm computes something else.
     """
     torch.set_num_threads(job.bench.threads)
-    if device.type == "cuda" and job.bench.dtype == "float32":
-        torch.set_float32_matmul_precision("high")  # TF32, as in the paper's software stack
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length of the cache, inside the timing
+        if job.bench.dtype == "float32":
+            torch.set_float32_matmul_precision("high")  # TF32, as in the paper's software stack
     before = machine_facts(device)
     measure = {"decode": bench_decode, "last_token": bench_last_token}[kind]
     measured = measure(gated.to(device).eval(), job.bench)
@@ -217,10 +219,21 @@ def available_modes(modes: Sequence[str], device: torch.device) -> tuple[list[st
     reasons = {}
     if device.type != "cuda":
         reasons["cudagraph"] = "CUDA graphs need a GPU"
-        if not has_compiler(device):
-            reasons["compile"] = "torch.compile needs a C++ compiler on a CPU, and none is installed"
+    if "compile" in modes and (failure := _compile_failure(device)):
+        reasons["compile"] = failure
     usable = [mode for mode in modes if mode not in reasons]
     return usable, [{"mode": mode, "reason": reasons[mode]} for mode in modes if mode in reasons]
+
+
+def _compile_failure(device: torch.device) -> str | None:
+    """Why torch.compile does not work here, if it does not, tried on one addition."""
+    if not has_compiler(device):
+        return "torch.compile needs a C++ compiler on a CPU, and none is installed"
+    try:
+        torch.compile(torch.add)(torch.ones(1, device=device), 1)
+    except RuntimeError as error:  # what dynamo and inductor raise
+        return f"torch.compile fails here: {str(error).strip().splitlines()[0]}"
+    return None
 
 
 def _decode_cells(

@@ -25,6 +25,7 @@ def stream_text(
     top_p: float | None,
     seed: int,
     device: str,
+    compile: bool = False,
 ) -> Iterator[str]:
     """Yield the prompt, then its continuation piece by piece, up to the end of the document or of the context.
 
@@ -55,6 +56,7 @@ def stream_text(
         sampling=sampling,
         generator=generator(seed, "generate"),
         eod=coder.eod,
+        compile=compile,
     )
     yield prompt
     written: list[int] = []

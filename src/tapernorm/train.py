@@ -79,7 +79,7 @@ def has_compiler(device: torch.device) -> bool:
 def require_compiler(device: torch.device) -> None:
     """Raise UserError where torch.compile cannot work."""
     if not has_compiler(device):
-        raise UserError("hardware.compile is true and no C++ compiler is installed: install g++, or set it to false")
+        raise UserError("torch.compile needs a C++ compiler on a CPU: install g++, or leave compile off")
 
 
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:

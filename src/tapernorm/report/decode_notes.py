@@ -138,3 +138,14 @@ def decimals(value: float, significant: int = 4) -> int:
 
 def _counted(count: int | str, what: str) -> str:
     return f"{count} {what}{'' if str(count) == '1' else 's'}"
+
+
+def bench_line(row: Row) -> str:
+    """One measured arm for the terminal: speed, and what it moves of what the memory can."""
+    where = f"{row['mode']:<9} {row['phase']:<7} batch {row['batch']:<2} prompt {row['prompt']:<4} {row['arm']:<14}"
+    speed = f"{row['tokens_per_s']:>10.1f} tok/s"
+    if math.isnan(row["bytes_per_token"]):
+        return f"{where} {speed}"
+    moved = f"{row['bytes_per_token'] / 1e6:8.2f} MB/token {row['bytes_per_s'] / 1e9:7.2f} GB/s"
+    share = "" if math.isnan(row["read_share"]) else f" {100 * row['read_share']:5.1f} % of read bandwidth"
+    return f"{where} {speed} {moved}{share}"
