@@ -39,7 +39,7 @@ def locked() -> dict[str, Version]:
 def installed() -> dict[str, Version]:
     """Public versions: torch's local part says which build of it a machine runs.
 
-    Only of this environment's own folder: importing setuptools, as inductor does, adds its vendored packages to the path.
+    Only of this environment itself: importing setuptools, as inductor does, adds its vendored packages to the path.
     """
     own = distributions(path=[sysconfig.get_paths()["purelib"]])
     return {canonicalize_name(d.name): Version(Version(d.version).public) for d in own}
