@@ -510,3 +510,19 @@ def test_partial_files_of_killed_writers_are_cleared(tokens: Path, tmp_path: Pat
     (tmp_path / ".partial").write_text("somebody's own")
     pretrain(make_job(), tokens, tmp_path, HARDWARE)
     assert leftovers(tmp_path) == [".partial"]
+
+
+def test_a_finished_run_is_not_trained_again_unless_a_file_of_it_is_gone(tokens, tmp_path, trained, capsys) -> None:
+    pretrain(make_job(), tokens, tmp_path, HARDWARE)
+    before = outcome_of(tmp_path)
+    trained.clear()
+    pretrain(make_job(), tokens, tmp_path, HARDWARE)
+    assert trained == []
+    assert "finished: nothing to do" in capsys.readouterr().err
+    (tmp_path / "model.safetensors").unlink()
+    pretrain(make_job(), tokens, tmp_path, HARDWARE)
+    assert len(trained) == STEPS
+    assert outcome_of(tmp_path) == before
+    trained.clear()
+    pretrain(make_job(lr=5e-3), tokens, tmp_path, HARDWARE)
+    assert len(trained) == STEPS  # other settings are another run

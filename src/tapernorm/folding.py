@@ -68,7 +68,7 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
     if fused:
         require_foldable(folded, {name: arch.consumers(name) for name in norms}, tokens)
     logits = folded(tokens)
-    untied = fused and arch.final in norms and _untie_head(folded, arch)
+    untied = fused and arch.final in norms and _has_tied_head(folded, arch)
     for name, norm in norms.items():
         if fused:
             for consumer in arch.consumers(name):
@@ -76,6 +76,9 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
                 assert isinstance(layer, nn.Linear)
                 _fold_into(layer, norm)
         folded.set_submodule(name, nn.Identity() if fused else _fixed_scale(norm))
+    if untied:
+        config: Any = folded.config
+        folded.config = config.model_copy(update={"tie_head": False})
     moved = (folded(tokens) - logits).abs().max().item()
     report = _report(model, folded, norms, arch, fused=fused, untied=untied, moved=moved)
     return folded.train(model.training), report
@@ -98,15 +101,10 @@ def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, TaperNorm
     return norms
 
 
-def _untie_head(model: nn.Module, arch: Architecture) -> bool:
-    """Whether the output head shares its weight; folding into it gives it one of its own, and the config says so."""
+def _has_tied_head(model: nn.Module, arch: Architecture) -> bool:
+    """Whether the output head shares its weight; folding into it will give it one of its own."""
     head = model.get_submodule(arch.head)
-    shared = [m for m in model.modules() if m is not head and getattr(m, "weight", None) is head.weight]
-    if not shared:
-        return False
-    config: Any = model.config
-    model.config = config.model_copy(update={"tie_head": False})
-    return True
+    return any(m is not head and getattr(m, "weight", None) is head.weight for m in model.modules())
 
 
 def _fold_into(layer: nn.Linear, norm: TaperNorm) -> None:

@@ -29,6 +29,7 @@ from .taper import Taper, attach
 from .train import Plan, Trainer, pick_device
 
 SCHEMA_VERSION = 1
+RESULT_FILES = ("metrics.jsonl", "model.safetensors", "config.json", "result.json")
 _NUMERICS = 1  # raised when the code changes what a job computes: checkpoints of older code then never load
 
 
@@ -96,10 +97,11 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
 
 
 def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The result in `out`, if it is this run's: it is written last, and vouches for the files beside it."""
-    path = out / "result.json"
-    result = read_json(path) if path.is_file() else None
-    return result if result is not None and result["provenance"].get("fingerprint") == fingerprint else None
+    """The result in `out`, if it is this run's and all its files are there; result.json is written last."""
+    if not all((out / name).is_file() for name in RESULT_FILES):
+        return None
+    result = read_json(out / "result.json")
+    return result if result["provenance"].get("fingerprint") == fingerprint else None
 
 
 def _discard(folder: Path) -> None:
