@@ -188,6 +188,8 @@ def test_latex_is_balanced_and_every_row_has_every_column(tmp_path):
     assert text.isascii()
     assert re.findall(r"\\begin{([^}]+)}", text) == ["table*", "tabular", "minipage"]
     assert re.findall(r"\\end{([^}]+)}", text) == ["tabular", "minipage", "table*"]
+    assert r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%" in text  # it never leaves the page
+    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     assert r"a\_b: 100 \% of \textbackslash{}x\{y\} \& \#1 \textasciitilde{} \textasciicircum{} \$z\$" in text
     bare = re.sub(r"\\[{}]", "", text)
     assert bare.count("{") == bare.count("}")

@@ -76,16 +76,17 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table*` float for the booktabs package, notes beneath."""
+    """A `table*` float for booktabs and graphicx, shrunk where it is wider than the page, notes beneath."""
     align = "".join(column.align for column in table.columns)
     body = [_latex_line(row) for row in table.rows]
     if table.published:
         body += ["\\midrule", *map(_latex_line, table.published)]
     lines = [
-        "% Needs \\usepackage{booktabs}",
+        "% Needs \\usepackage{booktabs,graphicx}",
         "\\begin{table*}[t]",
         "\\centering\\small\\setlength{\\tabcolsep}{4pt}",
         f"\\caption{{{latex_text(table.caption)}}}\\label{{tab:{table.name}}}",
+        "\\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%",
         f"\\begin{{tabular}}{{@{{}}{align}@{{}}}}",
         "\\toprule",
         *_latex_groups(table.columns),
@@ -93,7 +94,7 @@ def latex(table: Table) -> str:
         "\\midrule",
         *body,
         "\\bottomrule",
-        "\\end{tabular}",
+        "\\end{tabular}}",
         "\\par\\smallskip\\begin{minipage}{\\linewidth}\\footnotesize",
         *(f"{latex_text(note)}\\par" for note in table.notes),
         "\\end{minipage}",
