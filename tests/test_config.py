@@ -10,9 +10,12 @@ import pytest
 import yaml
 from snakemake.utils import update_config
 
-from tapernorm.config import VARIANTS, Config, DecoderConfig, PretrainJob, canonical_json, digest, paper_d_ff
+from tapernorm.config import Config
 from tapernorm.configfile import ConfigError, json_schema, load_config, parse
 from tapernorm.errors import UserError
+from tapernorm.identity import canonical_json, digest
+from tapernorm.jobs import PretrainJob
+from tapernorm.settings import VARIANTS, DecoderConfig, paper_d_ff
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "config").glob("*.yaml"))
@@ -187,7 +190,7 @@ def test_a_missing_key_lists_the_needed_ones():
             {"data__source": "text"},
             "data.files [] and data.field None: source 'text' needs both",
         ),
-        ({"data__files": ["a.txt"]}, "data.source is 'web', data.files ['a.txt'] and data.field None"),
+        ({"data__files": ["a.txt"]}, "data.source 'web' reads no data.files, and ['a.txt'] are given"),
         ({"run": "../up"}, "run: String should match pattern"),
         ({"tokenizer__vocab_size": 100}, "tokenizer.vocab_size: Input should be greater than or equal to 260"),
     ],

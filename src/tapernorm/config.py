@@ -1,169 +1,45 @@
-"""The one description of a run: strict, frozen models that config/*.yaml and the JSON schema both follow.
+"""The one description of a run, that config/*.yaml and the JSON schema both follow."""
 
-A `Config` describes a whole run. The workflow cuts from it one small *job* per rule (`CorpusJob`,
-`PretrainJob`, ...), holding exactly what defines that rule's numbers, so that a change of a setting
-reruns what depends on it and nothing else. Hardware is not part of a job.
-"""
-
-import hashlib
-import json
-import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from .errors import UserError
-
-Variant = Literal["baseline", "internal", "internal_aux", "all", "all_aux"]
-VARIANTS: tuple[Variant, ...] = ("baseline", "internal", "internal_aux", "all", "all_aux")
-VARIANT_LABELS: dict[str, str] = {
-    "baseline": "Baseline",
-    "internal": "Internal-Taper",
-    "internal_aux": "Internal-Taper (+aux)",
-    "all": "All-Taper",
-    "all_aux": "All-Taper (+aux)",
-}
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
-PositiveInt = Annotated[int, Field(gt=0)]
-Items = TypeVar("Items", bound=Sequence[Any])
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class Strict(BaseModel):
-    """Base of every model here: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class DataConfig(Strict):
-    """Which text is read, and how it is split."""
-
-    source: Literal["web", "tinystories", "text"]
-    files: tuple[str, ...]  # text: paths or globs of .txt, .jsonl or .parquet files; empty for other sources
-    field: str | None  # text: the key of a JSON line, the column of a Parquet file; null for other sources
-    valid_fraction: Annotated[float, Field(gt=0, lt=1)] | None  # of documents, by hash; null: TinyStories' own
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Self:
-        text, own_split = self.source == "text", self.source == "tinystories"
-        if text != bool(self.files) or text != (self.field is not None):
-            raise ValueError(
-                f"data.source is {self.source!r}, data.files {list(self.files)} and data.field {self.field!r}: source "
-                "'text' needs both, any other source an empty list and null"
-            )
-        if own_split != (self.valid_fraction is None):
-            raise ValueError(
-                f"data.source is {self.source!r} and data.valid_fraction {self.valid_fraction}: it is null for "
-                "'tinystories', which keeps its own split, and a fraction for any other source"
-            )
-        return self
-
-
-class TokenizerConfig(Strict):
-    """SentencePiece, lossless on any text."""
-
-    vocab_size: Annotated[int, Field(ge=260)]  # pieces, the 256 bytes and 2 special ids included
-    model_type: Literal["bpe", "unigram"]
-    max_documents: PositiveInt | None  # train on this many, drawn by hash over the whole split; null: on all
-    literal_u2581: Literal["refuse", "as_space"]  # U+2581 is SentencePiece's own space mark and decodes to a space
-
-
-class ModelConfig(Strict):
-    """The decoder of every width (method.md section 8)."""
-
-    n_layer: PositiveInt
-    n_head: PositiveInt
-    n_kv_head: PositiveInt
-    context: Annotated[int, Field(ge=2)]  # tokens
-    norm: Literal["rmsnorm", "layernorm"]
-    norm_eps: Annotated[float, Field(gt=0)]
-    rope_theta: Annotated[float, Field(gt=0)]
-    tie_head: bool
-
-
-class WidthConfig(Strict):
-    """One width of the study, with its own training length and variants."""
-
-    d_model: PositiveInt
-    d_ff: PositiveInt  # SwiGLU hidden width
-    label: str  # how the paper names the size, or the width itself
-    steps: Annotated[int, Field(ge=2)]  # optimizer steps
-    variants: tuple[Variant, ...]
-
-
-class TrainConfig(Strict):
-    """Optimisation (section 9) and bookkeeping of a training run."""
-
-    batch: PositiveInt  # windows of `context` tokens per optimizer step
-    lr: Annotated[float, Field(gt=0)]  # peak
-    warmup_fraction: Annotated[float, Field(ge=0, lt=1)]  # of the steps, linear; then cosine to zero
-    betas: tuple[Beta, Beta]
-    adam_eps: Annotated[float, Field(gt=0)]
-    weight_decay: Annotated[float, Field(ge=0)]
-    clip_norm: Annotated[float, Field(gt=0)]  # global gradient norm
-    precision: Literal["float32", "bf16"]  # bf16: autocast, weights stay float32
-    log_every: PositiveInt  # steps
-    eval_every: Annotated[int, Field(ge=0)]  # steps; 0: at the end only
-
-
-class TaperConfig(Strict):
-    """Gate, calibration and scale loss (sections 3-5)."""
-
-    start_fraction: Annotated[float, Field(gt=0, lt=1)]  # of the steps
-    end_fraction: Annotated[float, Field(gt=0, le=1)]  # of the steps; 1.0 is the paper
-    ema_rate: Annotated[float, Field(gt=0, le=1)]  # m
-    anchor_weight: Annotated[float, Field(ge=0)]  # lambda of the "+aux" variants
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.end_fraction <= self.start_fraction:
-            raise ValueError(
-                f"taper.end_fraction ({self.end_fraction}) must lie after taper.start_fraction ({self.start_fraction})"
-            )
-        return self
-
-
-class HardwareConfig(Strict):
-    """What a job runs on. Never part of a job's identity: changing it reruns nothing."""
-
-    device: Literal["auto", "cpu", "cuda"]
-    threads: PositiveInt  # CPU threads of one training job
-    compile: bool  # torch.compile of the training step
-    micro_batch: PositiveInt | None  # windows per forward pass; null: the whole batch at once
-    checkpoint_every: PositiveInt  # steps
-    tensorboard: bool  # event files beside the JSON lines
-
-
-class BenchConfig(Strict):
-    """The decoding benchmark (section 11), on the widest Internal-Taper (+aux) model."""
-
-    dtype: Literal["float32", "bfloat16"]
-    batches: tuple[PositiveInt, ...]
-    prompts: tuple[PositiveInt, ...]  # tokens
-    new_tokens: PositiveInt  # decoded after each prompt
-    block: PositiveInt  # decode steps between two synchronisations: one sample
-    rounds: PositiveInt  # samples of every arm
-    warmup: Annotated[int, Field(ge=1)]  # untimed rounds
-    threads: PositiveInt  # CPU threads of the timed code
-    modes: tuple[Literal["eager", "compile", "cudagraph"], ...]
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
-        for name in ("batches", "prompts", "modes"):
-            _distinct(f"bench.{name}", getattr(self, name))
-        if self.new_tokens % self.block:
-            raise ValueError(f"new_tokens ({self.new_tokens}) is not a multiple of block ({self.block})")
-        return self
-
-
-class Assumption(Strict):
-    """A choice that the paper's text does not give."""
-
-    setting: str | None  # dotted path into this config; null: fixed in the code
-    assumed: Literal[True]
-    reason: str
+from .gpt2_settings import ORIGINAL, Gpt2Config, Gpt2Size, Method
+from .jobs import (
+    BaseJob,
+    BenchJob,
+    BlocksJob,
+    BpeJob,
+    ClaimsJob,
+    CorpusJob,
+    EvaluateJob,
+    FilterJob,
+    FinetuneJob,
+    HubRowsJob,
+    ModelUnderTest,
+    PretrainJob,
+    ReportJob,
+    SettingsJob,
+    TokenizerJob,
+    TokensJob,
+)
+from .settings import (
+    Assumption,
+    BenchConfig,
+    DataConfig,
+    DecoderConfig,
+    HardwareConfig,
+    ModelConfig,
+    Strict,
+    TaperConfig,
+    TokenizerConfig,
+    TrainConfig,
+    Variant,
+    WidthConfig,
+    distinct,
+)
 
 
 class Config(Strict):
@@ -179,20 +55,21 @@ class Config(Strict):
     train: TrainConfig
     taper: TaperConfig
     bench: BenchConfig
+    gpt2: Gpt2Config | None  # the GPT-2 track; null: left out
     hardware: HardwareConfig
     assumptions: tuple[Assumption, ...]
 
     @field_validator("seeds")
     @classmethod
     def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        return _distinct("seeds", seeds)
+        return distinct("seeds", seeds)
 
     @field_validator("widths")
     @classmethod
     def _widths_differ(cls, widths: tuple[WidthConfig, ...]) -> tuple[WidthConfig, ...]:
-        _distinct("widths' d_model", [w.d_model for w in widths])
+        distinct("widths' d_model", [w.d_model for w in widths])
         for width in widths:
-            _distinct(f"variants at d_model {width.d_model}", width.variants)
+            distinct(f"variants at d_model {width.d_model}", width.variants)
         return widths
 
     @model_validator(mode="after")
@@ -208,10 +85,34 @@ class Config(Strict):
         return self
 
     @model_validator(mode="after")
+    def _devices_share_every_batch(self) -> Self:
+        devices = self.hardware.devices_per_job
+        batches = {"train.batch": self.train.batch}
+        for size in self.gpt2.sizes if self.gpt2 else ():
+            batches[f"batch of the size {size.name}"] = size.batch
+            if size.fresh:
+                batches[f"fresh.train.batch of the size {size.name}"] = size.fresh.train.batch
+        for name, batch in batches.items():
+            if batch % devices:
+                raise ValueError(
+                    f"hardware.devices_per_job ({devices}) does not divide {name} ({batch}): every device takes an "
+                    "equal share of its rows"
+                )
+        for method, name, seed in self.finetune_cells():
+            self.finetune_job(method, name, seed).require_whole_micro_batches(devices)
+        return self
+
+    @model_validator(mode="after")
     def _every_job_is_possible(self) -> Self:
         for width in self.widths:
             for variant in width.variants:
                 self.pretrain_job(variant, width.d_model, self.seeds[0])
+        return self
+
+    @model_validator(mode="after")
+    def _every_finetune_is_possible(self) -> Self:
+        for method, size, seed in self.finetune_cells():
+            self.finetune_job(method, size, seed)
         return self
 
     @model_validator(mode="after")
@@ -231,20 +132,26 @@ class Config(Strict):
                 return width
         raise UserError(f"no width {d_model} in this config; it has {[w.d_model for w in self.widths]}")
 
-    def corpus_job(self) -> "CorpusJob":
-        return CorpusJob(data=self.data)
+    def corpus_job(self) -> CorpusJob:
+        return CorpusJob(data=(self.data,))
 
-    def tokenizer_job(self) -> "TokenizerJob":
+    def tokenizer_job(self) -> TokenizerJob:
         return TokenizerJob(tokenizer=self.tokenizer)
 
-    def tokens_job(self) -> "TokensJob":
+    def tokens_job(self) -> TokensJob:
         return TokensJob(context=self.model.context)
 
-    def report_job(self) -> "ReportJob":
+    def report_job(self) -> ReportJob:
         labels = {width.d_model: width.label for width in self.widths}
         return ReportJob(run=self.run, caption=self.caption, labels=labels)
 
-    def bench_job(self) -> "BenchJob":
+    def claims_job(self) -> ClaimsJob:
+        return ClaimsJob(run=self.run, caption=self.caption, text=self.data.source)
+
+    def settings_job(self) -> SettingsJob:
+        return SettingsJob(**{name: getattr(self, name) for name in SettingsJob.model_fields})
+
+    def bench_job(self) -> BenchJob:
         return BenchJob(run=self.run, bench=self.bench)
 
     @property
@@ -253,7 +160,7 @@ class Config(Strict):
         widths = [w.d_model for w in self.widths if "internal_aux" in w.variants]
         return ("internal_aux", max(widths), self.seeds[0]) if widths else None
 
-    def pretrain_job(self, variant: Variant, d_model: int, seed: int) -> "PretrainJob":
+    def pretrain_job(self, variant: Variant, d_model: int, seed: int) -> PretrainJob:
         """The job of one (variant, width, seed), holding only what that variant reads."""
         width = self.width(d_model)
         tapered = variant != "baseline"
@@ -277,95 +184,139 @@ class Config(Strict):
         widths = sorted(self.widths, key=lambda w: -w.d_model)
         return [(v, w.d_model, s) for w in widths for v in w.variants for s in self.seeds]
 
+    def finetune_cells(self) -> list[tuple[Method, str, int]]:
+        """Every (method, size, seed) of the GPT-2 track, largest size first."""
+        if self.gpt2 is None:
+            return []
+        sizes = [size.name for size in reversed(self.gpt2.sizes)]
+        return [(method, size, seed) for size in sizes for method in self.gpt2.methods for seed in self.gpt2.seeds]
 
-class DecoderConfig(Strict):
-    """Shape of one decoder; saved as config.json beside its weights."""
+    def base_job(self, size: str) -> BaseJob:
+        """The job that brings or makes the base model of a size."""
+        gpt2, chosen = self._gpt2(), self._size(size)
+        return BaseJob(size=size, source=chosen.source, fresh=chosen.fresh, context=gpt2.context, seed=gpt2.seeds[0])
 
-    vocab_size: PositiveInt
-    d_model: PositiveInt
-    n_layer: PositiveInt
-    n_head: PositiveInt
-    n_kv_head: PositiveInt
-    d_ff: PositiveInt
-    context: Annotated[int, Field(ge=2)]
-    norm: Literal["rmsnorm", "layernorm"]
-    norm_eps: Annotated[float, Field(gt=0)]
-    rope_theta: Annotated[float, Field(gt=0)]
-    tie_head: bool
+    def finetune_job(self, method: Method, size: str, seed: int) -> FinetuneJob:
+        """The job of one (method, size, seed), holding only what that method reads."""
+        gpt2, chosen = self._gpt2(), self._size(size)
+        fakeln, tapered = method == "fakeln", method.endswith("_aux")
+        shared = ("steps", "lr", "min_lr", "warmup_steps", "decay_steps", "batch")
+        return FinetuneJob(
+            method=method,
+            size=size,
+            seed=seed,
+            context=gpt2.context,
+            train=gpt2.train,
+            aux_weight=chosen.fakeln_weight if fakeln else chosen.anchor_weight if tapered else 0.0,
+            taper=chosen.taper if tapered else None,
+            fakeln=chosen.fakeln if fakeln else None,
+            micro_batch=chosen.micro_batch if fakeln else None,
+            **{name: getattr(chosen, name) for name in shared},
+        )
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
-        if self.d_model % self.n_head:
-            raise ValueError(
-                f"d_model {self.d_model} is not divisible by n_head {self.n_head}: "
-                f"choose a multiple of {self.n_head}, or fewer heads"
+    def finetune_hardware(self, size: str) -> HardwareConfig:
+        """The hardware section with this size's micro-batch."""
+        return self.hardware.model_copy(update={"micro_batch": self._size(size).micro_batch})
+
+    def blocks_job(self, corpus: str) -> BlocksJob:
+        """The job that cuts a text of the GPT-2 track into blocks: base, train, or an evaluation corpus."""
+        gpt2 = self._gpt2()
+        held_out = [c for c in gpt2.corpora if c.kind == "held_out"] if corpus == "train" else []
+        named = [c for c in gpt2.corpora if c.name == corpus]
+        limits = [c.max_rows for c in [*held_out, *named]]
+        return BlocksJob(
+            context=gpt2.context, block_documents=gpt2.block_documents, max_rows=limits[0] if limits else None
+        )
+
+    def gpt2_corpus_job(self, text: str) -> CorpusJob:
+        """The job that reads a text of the GPT-2 track: base, train, or an evaluation corpus of kind text."""
+        gpt2 = self._gpt2()
+        texts = {"base": gpt2.base_text, "train": gpt2.text, **{c.name: c.text for c in gpt2.corpora}}
+        if not texts.get(text):
+            raise UserError(f"no text {text!r} in gpt2; there are {', '.join(t for t in texts if texts[t])}")
+        return CorpusJob(data=texts[text])
+
+    def gpt2_tokenizer_job(self) -> TokenizerJob:
+        """The job that trains the GPT-2 track's tokenizer."""
+        gpt2 = self._gpt2()
+        if gpt2.tokenizer is None:
+            raise UserError(
+                f"the GPT-2 track of this config takes the tokenizer {gpt2.bpe!r} as published: `tapernorm bpe`"
             )
-        if self.head_dim % 2:
-            raise ValueError(
-                f"head size {self.head_dim} (d_model {self.d_model} / n_head {self.n_head}) is odd, "
-                "and rotary positions turn pairs of channels: choose an even head size"
-            )
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} is not divisible by n_kv_head {self.n_kv_head}")
-        return self
+        return TokenizerJob(tokenizer=gpt2.tokenizer)
 
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.n_head
+    def bpe_job(self) -> BpeJob:
+        """The job that takes the GPT-2 track's published tokenizer."""
+        gpt2 = self._gpt2()
+        if gpt2.bpe is None:
+            raise UserError("the GPT-2 track of this config trains its tokenizer: `tapernorm tokenizer --gpt2`")
+        return BpeJob(source=gpt2.bpe)
 
+    def hub_rows_job(self, corpus: str) -> HubRowsJob:
+        """The job that takes the tokenized rows of an evaluation corpus."""
+        gpt2 = self._gpt2()
+        found = {c.name: c for c in gpt2.corpora if c.rows is not None}
+        if corpus not in found:
+            raise UserError(f"no corpus {corpus!r} of kind rows in gpt2; there are {', '.join(found) or 'none'}")
+        rows = found[corpus].rows
+        assert rows is not None
+        return HubRowsJob(rows=rows, context=gpt2.context, max_rows=found[corpus].max_rows)
 
-class CorpusJob(Strict):
-    """What defines a corpus."""
+    def filter_job(self, corpus: str) -> FilterJob:
+        """The job that makes a filtered evaluation corpus."""
+        gpt2 = self._gpt2()
+        found = {c.name: c for c in gpt2.corpora if c.kind == "filtered"}
+        if corpus not in found:
+            raise UserError(f"no corpus {corpus!r} of kind filtered in gpt2; there are {', '.join(found) or 'none'}")
+        return FilterJob(seen_rows=found[corpus].seen_rows)
 
-    data: DataConfig
+    def models_under_test(self) -> list[ModelUnderTest]:
+        """Every model that Table 3 scores: the originals, our fine-tunes, and what others published."""
+        if self.gpt2 is None:
+            return []
+        found = []
+        for size in self.gpt2.sizes:
+            found.append(ModelUnderTest(kind="original", size=size.name, method=ORIGINAL, seed=None))
+            found += [
+                ModelUnderTest(kind="published", size=size.name, method=f"published_{p.method}", seed=None)
+                for p in size.published
+            ]
+        finetuned = [
+            ModelUnderTest(kind="finetuned", size=size, method=method, seed=seed)
+            for method, size, seed in self.finetune_cells()
+        ]
+        return [*found, *finetuned]
 
+    def evaluate_job(self, method: str, size: str, seed: int | None) -> EvaluateJob:
+        """The job that scores one of `models_under_test` on every corpus."""
+        corpora = self._gpt2().corpora
+        model = next(m for m in self.models_under_test() if (m.method, m.size, m.seed) == (method, size, seed))
+        return EvaluateJob(
+            model=model,
+            labels={c.name: c.label for c in corpora},
+            columns={c.name: c.column for c in corpora},
+        )
 
-class TokenizerJob(Strict):
-    """What defines a tokenizer, its corpus apart."""
+    def published_job(self, method: str, size: str) -> BaseJob:
+        """The job that brings a checkpoint that others published."""
+        source = {p.method: p.source for p in self._size(size).published}[method]
+        gpt2 = self._gpt2()
+        return BaseJob(size=size, source=source, fresh=None, context=gpt2.context, seed=gpt2.seeds[0])
 
-    tokenizer: TokenizerConfig
+    def gpt2_files(self, text: str) -> tuple[str, ...]:
+        """The user's own files that a text of the GPT-2 track is read from."""
+        return tuple(file for data in self.gpt2_corpus_job(text).data for file in data.files)
 
+    def _gpt2(self) -> Gpt2Config:
+        if self.gpt2 is None:
+            raise UserError("this config has no GPT-2 track: its `gpt2` is null")
+        return self.gpt2
 
-class TokensJob(Strict):
-    """What defines token streams, corpus and tokenizer apart: they must hold at least one window."""
-
-    context: Annotated[int, Field(ge=2)]
-
-
-class BenchJob(Strict):
-    """What defines a decoding benchmark, its model apart."""
-
-    run: str
-    bench: BenchConfig
-
-
-class ReportJob(Strict):
-    """What a table or figure says about its run."""
-
-    run: str
-    caption: str
-    labels: dict[int, str]  # d_model -> label of the size
-
-
-class PretrainJob(Strict):
-    """What defines the numbers of one training run, its token stream apart."""
-
-    variant: Variant
-    seed: Annotated[int, Field(ge=0)]
-    steps: Annotated[int, Field(ge=2)]
-    model: DecoderConfig
-    train: TrainConfig
-    taper: TaperConfig | None  # None for the Baseline, which must not depend on it
-
-    @model_validator(mode="after")
-    def _taper_fits(self) -> Self:
-        if (self.taper is None) != (self.variant == "baseline"):
-            raise ValueError(f"variant {self.variant!r} and taper={self.taper} do not go together")
-        if self.taper is not None:
-            from .schedule import GateSchedule
-
-            GateSchedule.from_fractions(self.steps, self.taper.start_fraction, self.taper.end_fraction)
-        return self
+    def _size(self, name: str) -> Gpt2Size:
+        sizes = {size.name: size for size in self._gpt2().sizes}
+        if name not in sizes:
+            raise UserError(f"no GPT-2 size {name!r} in this config; it has {', '.join(sizes)}")
+        return sizes[name]
 
 
 def _has_setting(node: Any, path: Sequence[str]) -> bool:
@@ -379,29 +330,3 @@ def _has_setting(node: Any, path: Sequence[str]) -> bool:
         and path[0] in type(node).model_fields
         and _has_setting(getattr(node, path[0]), path[1:])
     )
-
-
-def _distinct(name: str, items: Items) -> Items:
-    if not items:
-        raise ValueError(f"{name}: at least one is needed")
-    repeated = sorted({str(i) for i in items if items.count(i) > 1})
-    if repeated:
-        raise ValueError(f"{name}: {', '.join(repeated)} given twice; each may appear once")
-    return items
-
-
-def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces. Equal values give equal text."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def digest(value: Any) -> str:
-    """First 16 hex digits of the sha256 of `canonical_json(value)`."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
-
-
-def paper_d_ff(d_model: int) -> int:
-    """SwiGLU width 8 round(d/3): a multiple of eight near 8d/3, deduced from the paper's size labels (section 8)."""
-    return 8 * math.floor(d_model / 3 + 0.5)
