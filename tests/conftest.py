@@ -3,17 +3,19 @@
 from pathlib import Path
 
 import pytest
+from writing import data_config
 
-from tapernorm.config import CorpusJob, DataConfig, TokenizerConfig, TokenizerJob
 from tapernorm.data.corpora import build_corpus
 from tapernorm.data.tokenizer import train_tokenizer
+from tapernorm.jobs import CorpusJob, TokenizerJob
+from tapernorm.settings import TokenizerConfig
 
 
 @pytest.fixture(scope="session")
 def web_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The World English Bible, one document in twenty held out (folder)."""
     out = tmp_path_factory.mktemp("web") / "corpus"
-    build_corpus(CorpusJob(data=DataConfig(source="web", files=(), field=None, valid_fraction=0.05)), out)
+    build_corpus(CorpusJob(data=(data_config("web", valid_fraction=0.05),)), out)
     return out
 
 

@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from writing import data_config
 
-from tapernorm.config import CorpusJob, DataConfig, digest
 from tapernorm.data import corpora
 from tapernorm.data.corpora import SPLITS, build_corpus, read_documents, split_of
 from tapernorm.data.sources import Source, Split
 from tapernorm.errors import UserError
+from tapernorm.identity import digest
+from tapernorm.jobs import CorpusJob
 
 
 def text_job(*files: Path, valid_fraction: float = 0.3) -> CorpusJob:
     names = tuple(str(file) for file in files)
-    return CorpusJob(data=DataConfig(source="text", files=names, field="text", valid_fraction=valid_fraction))
+    return CorpusJob(data=(data_config("text", files=names, field="text", valid_fraction=valid_fraction),))
 
 
 def jsonl_with(path: Path, texts: list[str]) -> Path:
@@ -31,8 +33,8 @@ def documents_in(folder: Path) -> dict[str, list[str]]:
 
 def published(monkeypatch: pytest.MonkeyPatch, rows: list[tuple[Split, str]]) -> CorpusJob:
     """A job whose source yields `rows` in their publisher's splits."""
-    monkeypatch.setattr(corpora, "open_source", lambda _: Source(iter(rows), {"hub": "a/b"}))
-    return CorpusJob(data=DataConfig(source="tinystories", files=(), field=None, valid_fraction=None))
+    monkeypatch.setattr(corpora, "open_source", lambda _: Source(lambda: iter(rows), {"hub": "a/b"}))
+    return CorpusJob(data=(data_config("tinystories"),))
 
 
 # --- the split ---
@@ -82,7 +84,7 @@ def test_the_manifest_counts_what_the_files_hold(tmp_path: Path) -> None:
     job = text_job(source)
     manifest = build_corpus(job, tmp_path / "out")
     assert json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8")) == manifest
-    assert (manifest["schema_version"], manifest["kind"], manifest["source"]) == (1, "corpus", "text")
+    assert (manifest["schema_version"], manifest["kind"]) == (1, "corpus")
     for split, documents in documents_in(tmp_path / "out").items():
         assert manifest["splits"][split] == {
             "documents": len(documents),
@@ -92,7 +94,12 @@ def test_the_manifest_counts_what_the_files_hold(tmp_path: Path) -> None:
     assert sum(entry["documents"] for entry in manifest["splits"].values()) == 30
     assert manifest["dropped"] == {"empty": 3, "duplicates": 0}
     sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
-    assert manifest["details"] == {"files": [{"path": str(source), "bytes": source.stat().st_size, "sha256": sha256}]}
+    described = {
+        "source": "text",
+        "documents": {split: manifest["splits"][split]["documents"] for split in SPLITS},
+        "details": {"files": [{"path": str(source), "bytes": source.stat().st_size, "sha256": sha256}]},
+    }
+    assert manifest["sources"] == [described]
     assert manifest["provenance"]["config_hash"] == digest(job)
 
 
@@ -118,7 +125,7 @@ def test_training_documents_that_validation_holds_are_dropped(tmp_path: Path, mo
     manifest = build_corpus(published(monkeypatch, rows), tmp_path)
     assert documents_in(tmp_path) == {"train": ["c", "a ", "c"], "valid": ["a", "b", "b"]}
     assert manifest["dropped"] == {"empty": 2, "duplicates": 2}
-    assert manifest["details"] == {"hub": "a/b"}
+    assert manifest["sources"][0]["details"] == {"hub": "a/b"}
 
 
 def test_the_web_corpus_holds_every_chapter_once(web_corpus: Path) -> None:
@@ -128,6 +135,84 @@ def test_the_web_corpus_holds_every_chapter_once(web_corpus: Path) -> None:
     assert sum(entry["bytes"] for entry in manifest["splits"].values()) > 4_000_000
     assert manifest["splits"]["train"]["documents"] == len(written["train"])
     assert 30 < len(written["valid"]) < 90
+
+
+# --- several sources ---
+
+
+def test_sources_follow_one_another_each_with_its_own_split(tmp_path: Path) -> None:
+    stories, notes = [f"Story {i}" for i in range(40)], [f"Note {i}" for i in range(40)]
+    parts = [jsonl_with(tmp_path / "a.jsonl", stories), jsonl_with(tmp_path / "b.jsonl", notes)]
+    data = tuple(
+        data_config("text", files=(str(path),), field="text", valid_fraction=fraction)
+        for path, fraction in zip(parts, (0.2, 0.6), strict=True)
+    )
+    manifest = build_corpus(CorpusJob(data=data), tmp_path / "out")
+    expected = {
+        split: [*(t for t in stories if split_of(t, 0.2) == split), *(t for t in notes if split_of(t, 0.6) == split)]
+        for split in SPLITS
+    }
+    assert documents_in(tmp_path / "out") == expected
+    counts = [source["documents"] for source in manifest["sources"]]
+    assert [sum(c.values()) for c in counts] == [40, 40]
+    assert {split: sum(c[split] for c in counts) for split in SPLITS} == {s: len(expected[s]) for s in SPLITS}
+
+
+def test_no_source_trains_on_what_another_holds_out(tmp_path: Path) -> None:
+    """The first source would train on texts that the second, read later, holds out."""
+    texts = [f"Story {i}" for i in range(60)]
+    source = str(jsonl_with(tmp_path / "a.jsonl", texts))
+    data = tuple(data_config("text", files=(source,), field="text", valid_fraction=f) for f in (0.1, 0.5))
+    manifest = build_corpus(CorpusJob(data=data), tmp_path / "out")
+    written = documents_in(tmp_path / "out")
+    assert not set(written["train"]) & set(written["valid"])
+    both = sum(split_of(text, 0.1) == "train" and split_of(text, 0.5) == "valid" for text in texts)
+    assert manifest["dropped"]["duplicates"] == both > 0
+
+
+def test_max_train_documents_keeps_the_first_of_each_source_and_all_validation(tmp_path: Path) -> None:
+    texts = ["", *(f"Story {i}" for i in range(50))]
+    source = str(jsonl_with(tmp_path / "a.jsonl", texts))
+    few = data_config("text", files=(source,), field="text", valid_fraction=0.3, max_train_documents=4)
+    build_corpus(CorpusJob(data=(few,)), tmp_path / "out")
+    expected = {split: [text for text in texts[1:] if split_of(text, 0.3) == split] for split in SPLITS}
+    assert documents_in(tmp_path / "out") == {"train": expected["train"][:4], "valid": expected["valid"]}
+    all_of_it = few.model_copy(update={"max_train_documents": 1000})
+    build_corpus(CorpusJob(data=(all_of_it,)), tmp_path / "all")
+    assert documents_in(tmp_path / "all") == expected
+
+
+def test_a_published_training_split_is_cut_short_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[Split, str]] = [("valid", "a"), ("valid", "b"), ("train", "b"), ("train", "c"), ("train", "d")]
+    job = published(monkeypatch, rows)
+    job = CorpusJob(data=(job.data[0].model_copy(update={"max_train_documents": 1}),))
+    build_corpus(job, tmp_path)
+    assert documents_in(tmp_path) == {"train": ["c"], "valid": ["a", "b"]}  # a dropped document does not count
+
+
+def test_no_more_of_a_published_source_is_read_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def rows() -> Iterator[tuple[Split, str]]:
+        for split, text in (("valid", "a"), *(("train", f"Story {i}") for i in range(100))):
+            read.append(text)
+            yield split, text
+
+    monkeypatch.setattr(corpora, "open_source", lambda _: Source(rows, {}))
+    build_corpus(CorpusJob(data=(data_config("tinystories", max_train_documents=3),)), tmp_path)
+    assert documents_in(tmp_path) == {"train": ["Story 0", "Story 1", "Story 2"], "valid": ["a"]}
+    assert len(read) <= 8  # once to find validation's end, once for three training documents
+
+
+def test_all_text_can_be_validation(tmp_path: Path) -> None:
+    texts = [f"Story {i}" for i in range(30)]
+    source = jsonl_with(tmp_path / "a.jsonl", texts)
+    manifest = build_corpus(text_job(source, valid_fraction=1), tmp_path / "out")
+    assert documents_in(tmp_path / "out") == {"train": [], "valid": texts}
+    assert manifest["splits"]["train"] == {"documents": 0, "bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    two = (*text_job(source, valid_fraction=1).data, *text_job(source, valid_fraction=1 - 1e-9).data)
+    with pytest.raises(UserError, match="the train split empty"):  # the second source was to be trained on
+        build_corpus(CorpusJob(data=two), tmp_path / "two")
 
 
 # --- what is refused ---

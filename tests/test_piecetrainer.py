@@ -4,10 +4,10 @@ import sys
 import pytest
 from sentencepiece import SentencePieceProcessor
 
-from tapernorm.config import TokenizerConfig
 from tapernorm.data import piecetrainer
 from tapernorm.data.piecetrainer import EOD, fit
 from tapernorm.errors import UserError
+from tapernorm.settings import TokenizerConfig
 
 PROSE = [
     f"The {noun} saw a {other}.\nIt ran away." for noun in ("cat", "dog", "owl") for other in ("fox", "hen", "bee")

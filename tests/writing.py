@@ -1,18 +1,27 @@
-"""A small tokenizer, and models that write a given text after a given prompt."""
+"""Texts by their settings, a small tokenizer, and models that write a given text after a given prompt."""
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from tapernorm.config import CorpusJob, DataConfig, DecoderConfig, TokenizerConfig, TokenizerJob
 from tapernorm.data.corpora import build_corpus
 from tapernorm.data.tokenizer import Tokenizer, train_tokenizer
+from tapernorm.jobs import CorpusJob, TokenizerJob
 from tapernorm.models.llama import Decoder
 from tapernorm.models.store import save
 from tapernorm.rng import generator
+from tapernorm.settings import OWN_SPLIT, DataConfig, DecoderConfig, TokenizerConfig
 
 WIDTH = 48
+
+
+def data_config(source: str, **settings: Any) -> DataConfig:
+    """One text; what is not given is null or empty, the fraction one half where the source has no split of its own."""
+    rest = {"files": (), "field": None, "part": None, "max_train_documents": None}
+    fraction = {"valid_fraction": None if source in OWN_SPLIT else 0.5}
+    return DataConfig(**{"source": source, **rest, **fraction, **settings})
 
 
 def make_tokenizer(run: Path) -> Tokenizer:
@@ -21,8 +30,8 @@ def make_tokenizer(run: Path) -> Tokenizer:
     stories = [f"Story {i}: the {('cat', 'dog', 'owl', 'fox')[i % 4]} ran. It hid." for i in range(60)]
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text("\n<|endoftext|>\n".join(stories))
-    data = DataConfig(source="text", files=(str(source),), field="text", valid_fraction=0.1)
-    build_corpus(CorpusJob(data=data), run / "data" / "corpus")
+    data = data_config(source="text", files=(str(source),), field="text", valid_fraction=0.1)
+    build_corpus(CorpusJob(data=(data,)), run / "data" / "corpus")
     settings = TokenizerConfig(vocab_size=320, model_type="bpe", max_documents=None, literal_u2581="refuse")
     train_tokenizer(TokenizerJob(tokenizer=settings), run / "data" / "corpus", run / "data" / "tokenizer")
     return Tokenizer(run / "data" / "tokenizer")

@@ -1,4 +1,4 @@
-"""The manifest that lies beside every corpus, tokenizer and token stream, and says what it is."""
+"""The manifest that lies beside every corpus, tokenizer, token stream and set of blocks, and says what it is."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from ..files import read_json
 
 SCHEMA_VERSION = 1
 
-Kind = Literal["corpus", "tokenizer", "tokens"]
+Kind = Literal["corpus", "tokenizer", "tokens", "blocks"]
 
 
 def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ..config import TokenizerConfig
 from ..errors import UserError
+from ..settings import TokenizerConfig
 
 EOD = "<|endoftext|>"
 MAX_DOCUMENT_BYTES = 1 << 30  # the largest max_sentence_length that SentencePiece takes

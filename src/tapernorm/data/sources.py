@@ -1,18 +1,19 @@
-"""Where documents come from: the World English Bible, TinyStories, or the user's own files."""
+"""Where documents come from: text that packages and Python bring, data sets of the hub, or the user's own files."""
 
 import csv
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ..config import DataConfig
 from ..errors import UserError
 from ..files import sha256_of
+from ..settings import DataConfig
+from .hub import column, reaching
 from .textfiles import documents_of, find_files
 
 Split = Literal["train", "valid"]
@@ -28,13 +29,13 @@ _NOTE = re.compile(r"\{[^{}]*\}")
 
 @dataclass(frozen=True)
 class Source:
-    """Documents in a fixed order, readable once, and what a manifest says of their origin.
+    """Documents in a fixed order, and what a manifest says of their origin.
 
     A document comes with the split that its publisher put it in, every `valid` before any `train`,
     or with None where there is no such split.
     """
 
-    documents: Iterator[tuple[Split | None, str]]
+    documents: Callable[[], Iterator[tuple[Split | None, str]]]  # each call reads them from the first one on
     details: dict[str, Any]
 
 
@@ -48,6 +49,10 @@ def open_source(data: DataConfig) -> Source:
         return _web()
     if data.source == "tinystories":
         return _tinystories()
+    if data.source == "openwebtext":
+        return _openwebtext(data)
+    if data.source == "python_stdlib":
+        return _python_stdlib(data)
     return _text(data)
 
 
@@ -63,7 +68,7 @@ def _web() -> Source:
     if not path.is_file():
         raise UserError(f"{WEB_PACKAGE} {package.version} has no {WEB_FILE}; install {WEB_PACKAGE}==0.1a8")
     details = {"package": WEB_PACKAGE, "version": package.version, "file": WEB_FILE, "sha256": sha256_of(path)}
-    return Source(((None, chapter) for chapter in _chapters(path)), details)
+    return Source(lambda: ((None, chapter) for chapter in _chapters(path)), details)
 
 
 def _chapters(path: Path) -> Iterator[str]:
@@ -79,25 +84,38 @@ def _chapters(path: Path) -> Iterator[str]:
 def _tinystories() -> Source:
     """TinyStories from the hub at a fixed revision, in its publisher's own splits."""
     import datasets
-    from datasets.exceptions import DatasetsError
 
-    try:
+    remedy = (
+        "download its text on a machine that has one, and set data.source to 'text' and data.files to the local .txt, "
+        ".jsonl or .parquet files"
+    )
+    with reaching(HUB_NAME, remedy):
         splits: dict[Split, datasets.Dataset] = {
             split: cast(datasets.Dataset, datasets.load_dataset(HUB_NAME, split=name, revision=HUB_REVISION))
             for split, name in _HUB_SPLITS.items()
         }
-    except (OSError, DatasetsError) as error:
-        raise UserError(
-            f"cannot load {HUB_NAME} from the hub ({error}). Without a network, download its text on a machine that "
-            "has one, and set data.source to 'text' and data.files to the local .txt, .jsonl or .parquet files"
-        ) from error
-    documents: Iterator[tuple[Split | None, str]] = (
-        (split, text)
-        for split, rows in splits.items()
-        for batch in rows.iter(batch_size=_HUB_ROWS)
-        for text in cast(dict[str, list[str]], batch)["text"]
-    )
+
+    def documents() -> Iterator[tuple[Split | None, str]]:
+        for split, rows in splits.items():
+            for texts in column(rows, "text", _HUB_ROWS):
+                for text in texts:
+                    yield split, text
+
     return Source(documents, {"hub": HUB_NAME, "revision": HUB_REVISION})
+
+
+def _openwebtext(data: DataConfig) -> Source:
+    from .openwebtext import openwebtext
+
+    texts = openwebtext(data.files)
+    return Source(texts.documents, texts.details)
+
+
+def _python_stdlib(data: DataConfig) -> Source:
+    from .stdlib import standard_library
+
+    library = standard_library(data.part)
+    return Source(lambda: ((None, text) for text in library.documents()), library.details)
 
 
 def _text(data: DataConfig) -> Source:
@@ -105,4 +123,4 @@ def _text(data: DataConfig) -> Source:
     details = [{"path": str(f), "bytes": f.stat().st_size, "sha256": sha256_of(f)} for f in files]
     field = data.field
     assert field is not None  # the config refuses source 'text' without one
-    return Source(((None, text) for file in files for text in documents_of(file, field)), {"files": details})
+    return Source(lambda: ((None, text) for file in files for text in documents_of(file, field)), {"files": details})

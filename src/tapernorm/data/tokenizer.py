@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import TokenizerJob, digest
 from ..errors import UserError
 from ..files import sha256_of, whole_file, write_json
+from ..identity import digest
+from ..jobs import TokenizerJob
 from ..provenance import provenance
 from .corpora import SPLITS, read_documents
 from .manifest import SCHEMA_VERSION, read_manifest
@@ -81,6 +82,8 @@ def train_tokenizer(job: TokenizerJob, corpus: Path, out: Path) -> dict[str, Any
     """
     settings = job.tokenizer
     corpus_manifest = read_manifest(corpus, "corpus")
+    if corpus_manifest["splits"]["train"]["documents"] == 0:
+        raise UserError(f"{corpus} has no training document to train a tokenizer on; lower data.valid_fraction")
     paths = {split: corpus / f"{split}.jsonl" for split in SPLITS}
     marks = {split: sum(text.count(SPACE_MARK) for text in read_documents(path)) for split, path in paths.items()}
     if settings.literal_u2581 == "refuse":

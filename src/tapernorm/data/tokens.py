@@ -23,7 +23,7 @@ from .manifest import SCHEMA_VERSION, read_manifest
 from .sources import Split
 from .tokenizer import Tokenizer
 
-_DTYPES = {"uint16": (torch.uint16, "H"), "uint32": (torch.uint32, "I")}  # torch type, array type code
+DTYPES = {"uint16": (torch.uint16, "H"), "uint32": (torch.uint32, "I")}  # torch type, array type code
 _BATCH_CHARACTERS = 1 << 18  # text held in memory at once, a longer document apart
 
 
@@ -47,15 +47,28 @@ class TokenStream:
         if split not in manifest["splits"]:
             raise UserError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
         entry = manifest["splits"][split]
-        dtype, _ = _DTYPES[manifest["dtype"]]
-        path = folder / f"{split}.bin"
-        size = path.stat().st_size if path.is_file() else 0
-        if size != entry["tokens"] * dtype.itemsize:
-            raise UserError(
-                f"{path} has {size} bytes and its manifest says {entry['tokens']} tokens of {dtype.itemsize} bytes: "
-                "it was cut short or replaced; write the tokens again"
-            )
-        return cls(torch.from_file(str(path), shared=False, size=entry["tokens"], dtype=dtype), manifest, entry)
+        return cls(map_ids(folder / f"{split}.bin", entry["tokens"], manifest["dtype"]), manifest, entry)
+
+
+def smallest_dtype(vocab_size: int) -> str:
+    """The name of the smallest type that holds every id of the vocabulary."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def map_ids(path: Path, count: int, dtype: str) -> Tensor:
+    """Map a file of `count` ids, (count,); nothing is read yet.
+
+    Raises:
+        UserError: the file is missing or of another size.
+    """
+    kind, _ = DTYPES[dtype]
+    size = path.stat().st_size if path.is_file() else 0
+    if size != count * kind.itemsize:
+        raise UserError(
+            f"{path} has {size} bytes and its manifest says {count} tokens of {kind.itemsize} bytes: "
+            "it was cut short or replaced; write the tokens again"
+        )
+    return torch.from_file(str(path), shared=False, size=count, dtype=kind)
 
 
 def windows(stream: TokenStream, *, seed: int, step: int, batch: int, context: int) -> Tensor:
@@ -83,7 +96,7 @@ def write_tokens(corpus: Path, tokenizer: Path, out: Path, context: int) -> dict
     """
     coder = Tokenizer(tokenizer)
     described = read_manifest(corpus, "corpus")["splits"]
-    dtype = "uint16" if coder.vocab_size <= 1 << 16 else "uint32"
+    dtype = smallest_dtype(coder.vocab_size)
     with (
         whole_file(out / "manifest.json") as manifest_file,
         whole_file(out / "train.bin") as train_file,
@@ -95,7 +108,7 @@ def write_tokens(corpus: Path, tokenizer: Path, out: Path, context: int) -> dict
             source = corpus / f"{split}.jsonl"
             with open(files[split], "wb") as file:
                 splits[split] = _encode(read_documents(source), coder, dtype, file)
-            _refuse_changed(source, splits[split], described[split])
+            refuse_changed(source, splits[split], described[split])
             if splits[split]["tokens"] <= context:
                 raise UserError(_too_short(f"the {split} split", splits[split]["tokens"], context))
             splits[split]["sha256"] = sha256_of(files[split])
@@ -117,8 +130,8 @@ def write_tokens(corpus: Path, tokenizer: Path, out: Path, context: int) -> dict
 
 def _encode(documents: Iterable[str], coder: Tokenizer, dtype: str, file: BinaryIO) -> dict[str, Any]:
     counts = {"documents": 0, "tokens": 0, "bytes": 0}
-    _, code = _DTYPES[dtype]
-    for texts in _batches(documents):
+    _, code = DTYPES[dtype]
+    for texts in batches(documents):
         ids = array.array(code)
         for document in coder.encode_batch(texts):
             ids.extend(document)
@@ -130,7 +143,7 @@ def _encode(documents: Iterable[str], coder: Tokenizer, dtype: str, file: Binary
     return counts
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
     """Documents in order, in lists of about `_BATCH_CHARACTERS`."""
     batch: list[str] = []
     characters = 0
@@ -144,7 +157,8 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _refuse_changed(path: Path, found: dict[str, Any], described: dict[str, Any]) -> None:
+def refuse_changed(path: Path, found: dict[str, Any], described: dict[str, Any]) -> None:
+    """Raise UserError where what was read of a corpus file is not what its manifest describes."""
     for unit in ("documents", "bytes"):
         if found[unit] != described[unit]:
             raise UserError(

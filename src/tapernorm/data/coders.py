@@ -1,0 +1,43 @@
+"""The interface that every kind of tokenizer has, and what opens a tokenizer folder of any kind."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from .manifest import read_manifest
+
+GPT2_BPE, HUB = "gpt2_bpe", "hub"  # a manifest's model_type; any other is SentencePiece's
+
+
+class Coder(Protocol):
+    """Text to ids and back, without loss."""
+
+    manifest: dict[str, Any]
+    vocab_size: int  # ids are 0 .. vocab_size - 1
+    eod: int  # id of the end of a document; no text encodes to it, and it decodes to nothing
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+def open_tokenizer(folder: Path) -> Coder:
+    """The tokenizer that `train_tokenizer`, `save_bpe` or `save_hub_tokenizer` wrote into a folder.
+
+    Raises:
+        UserError: the folder holds no tokenizer, or its files are not those that its manifest describes.
+    """
+    model_type = read_manifest(folder, "tokenizer")["model_type"]
+    if model_type == GPT2_BPE:
+        from .bpe import BpeTokenizer
+
+        return BpeTokenizer(folder)
+    if model_type == HUB:
+        from .hubtokenizer import HubTokenizer
+
+        return HubTokenizer(folder)
+    from .tokenizer import Tokenizer
+
+    return Tokenizer(folder)
