@@ -4,11 +4,11 @@ import numpy as np
 import reference
 import torch
 
-from tapernorm.config import DecoderConfig
 from tapernorm.models.llama import Decoder
 from tapernorm.norms import Gate, LayerNorm, RMSNorm, TaperNorm, taper
 from tapernorm.rng import generator
 from tapernorm.schedule import GateSchedule
+from tapernorm.settings import DecoderConfig
 from tapernorm.taper import Taper, attach
 
 torch.set_num_threads(1)

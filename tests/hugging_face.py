@@ -1,8 +1,11 @@
-"""transformers' LLaMA of the same shape as ours."""
+"""transformers' LLaMA of the same shape as ours, and its GPT-2."""
+
+import copy
 
 import builders
 import torch
 import transformers
+from torch import nn
 
 
 def hugging_face(config, dtype=torch.float32):
@@ -23,3 +26,43 @@ def hugging_face(config, dtype=torch.float32):
     )
     builders.randomise(model, seed=6)
     return model.to(dtype).eval()
+
+
+def gpt2_config(**overrides):
+    """All sizes different, the hidden width not 4 d."""
+    sizes = {"vocab_size": builders.VOCABULARY, "n_embd": 12, "n_head": 3, "n_layer": 2, "n_inner": 20}
+    rest = {"n_positions": 11, "bos_token_id": None, "eos_token_id": None}
+    return transformers.GPT2Config(**{**sizes, **rest, **overrides})
+
+
+def gpt2(*, dtype=torch.float64, seed=6, attention="sdpa", **overrides):
+    """A GPT2LMHeadModel with random weights, gains and biases, none of them small; its head tied, as is stock."""
+    config = gpt2_config(**overrides)
+    config._attn_implementation = attention
+    model = transformers.GPT2LMHeadModel(config)
+    builders.randomise(model, seed)
+    return model.to(dtype).eval()
+
+
+class ReferenceNorm(nn.Module):
+    """A gated LayerNorm as method.md writes it, with the numbers of a tapered one."""
+
+    def __init__(self, norm, g):
+        super().__init__()
+        self.g, self.eps = g, norm.eps
+        self.gamma, self.beta = norm.weight.detach(), norm.bias.detach()
+        self.c, self.gamma_t = norm.c.detach(), norm.gamma_t.detach()
+
+    def forward(self, h):
+        deviation = h - h.sum(-1, keepdim=True) / h.shape[-1]
+        sigma = ((deviation**2).sum(-1, keepdim=True) / h.shape[-1] + self.eps) ** 0.5
+        standard = deviation / sigma * self.gamma
+        return self.g * standard + (1 - self.g) * self.c * deviation * self.gamma_t + self.beta
+
+
+def reference_gpt2(stock, gated, names, g):
+    """`stock` with reference norms in the places `names`, which have the numbers of those of `gated`."""
+    model = copy.deepcopy(stock)
+    for name in names:
+        model.set_submodule(name, ReferenceNorm(gated.get_submodule(name), g))
+    return model

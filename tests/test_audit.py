@@ -1,6 +1,7 @@
 """What a norm feeds is seen, not believed: every use but its own linear maps is refused, and the remedy works."""
 
 from dataclasses import replace
+from functools import partial
 
 import builders
 import pytest
@@ -85,10 +86,17 @@ USES = {  # how else a norm's output may be used -> what that does to the first 
     "numbers": lambda self, h, x: maps(self, x) + torch.tensor(x.tolist(), dtype=x.dtype),
     "statistic": lambda self, h, x: maps(self, x) * x.std(),
     "shared map": lambda self, h, x: maps(self, x) + self.mix(h),
+    "cut rows": lambda self, h, x: maps(self, x) + F.pad(x[..., :17], (0, 13)),
+    "other rows": lambda self, h, x: maps(self, x) + x.view(-1, 15).mean(-1).view(*h.shape[:2], 2).repeat(1, 1, 15),
+    "turned": lambda self, h, x: maps(self, x) + x.transpose(1, 2).reshape(h.shape),
+    "bits": lambda self, h, x: maps(self, x) + x.view(torch.int64) % 7,
+    "a view in place": lambda self, h, x: (x[:, 0].mul_(0.7), maps(self, x))[1],
+    "a view elsewhere": lambda self, h, x: maps(self, x) + x[:, 0, None].relu(),
     "unnamed map": lambda self, h, x: maps(self, x) + self.down(x),
 }
 HARMLESS_USES = {  # refused too: nothing here knows that these are linear
-    "view": lambda self, h, x: maps(self, x.view(x.shape)),
+    "copied rows": lambda self, h, x: maps(self, x[:, list(range(h.shape[1]))]),
+    "joined rows": lambda self, h, x: maps(self, x.view(len(x), -1).view(h.shape)),
     "dropout": lambda self, h, x: maps(self, F.dropout(x, 0.1, training=False)),
     "detached": lambda self, h, x: maps(self, x.detach()),
 }
@@ -135,6 +143,10 @@ ALLOWED = {
         )
     ),
     "an identity between": lambda self, h, x: maps(self, nn.Identity()(x)),
+    "a view": lambda self, h, x: maps(self, x.view(x.shape)),
+    "positions": lambda self, h, x: maps(self, x[:, slice(0, None), :]),
+    "rows": lambda self, h, x: maps(self, x.reshape(-1, x.shape[-1]).view(h.shape)),
+    "a view for one": lambda self, h, x: self.mix(x[:, :]) * self.gate(x),
     "a map twice": lambda self, h, x: self.mix(x) * self.gate(x) + self.mix(x),
     "by keyword": lambda self, h, x: self.mix(input=x) * self.gate(input=x),
     "input in place afterwards": lambda self, h, x: maps(self, x) + 0 * h.add_(1),
@@ -156,6 +168,67 @@ def test_the_decoder_is_accepted(norm, options, shape):
     model = decoder(norm=norm, **shape)
     close_gate(model, **options)
     fold(model)
+
+
+# Hooks
+
+
+def double_input(layer, args):
+    return (args[0] * 2,)
+
+
+def add_input(layer, args, output):
+    return output + args[0]
+
+
+def multiply_input(layer, args, output):
+    return output + F.linear(args[0], layer.weight.flip(0))
+
+
+HOOKS = {
+    "pre-hook": lambda layer: layer.register_forward_pre_hook(double_input),
+    "hook": lambda layer: layer.register_forward_hook(add_input),
+    "hook with a product": lambda layer: layer.register_forward_hook(multiply_input),
+    "first hook": lambda layer: layer.register_forward_hook(add_input, prepend=True),
+}
+
+
+@pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
+@torch.no_grad()
+def test_what_a_hook_of_a_map_does_with_its_input_is_seen(register, monkeypatch):
+    model = mixed()
+    register(model.blocks[0].mix)
+    expected = model(tokens())
+    with pytest.raises(UserError, match=rf"cannot fold {NORM}: its output also goes into (mul|add|linear), outside"):
+        fold(model)
+    monkeypatch.setattr(folding, "require_foldable", lambda *_: None)
+    assert not close(fold(model)[0](tokens()), expected)
+
+
+@pytest.mark.parametrize("which", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_hook_of_a_norm_would_be_lost(which, fused):
+    model = mixed()
+    getattr(model.blocks[0].ln_1, which)(lambda *_: None)
+    with pytest.raises(UserError, match=rf"cannot fold {NORM}: it carries a forward hook, .* remove the hook first"):
+        fold(model, fused=fused)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, x: F.linear(x, 2 * layer.weight, layer.bias),
+        lambda layer, x: F.linear(x, layer.weight),
+        lambda layer, x: F.linear(x, layer.weight, layer.bias) + x,
+    ],
+    ids=["another weight", "no bias", "more"],
+)
+def test_a_map_whose_forward_was_replaced_is_refused(forward):
+    model = mixed()
+    layer = model.blocks[0].mix
+    layer.forward = partial(forward, layer)
+    with pytest.raises(UserError, match=rf"cannot fold {NORM}: its output also goes into (linear|add), outside"):
+        fold(model)
 
 
 # Maps that two norms feed
@@ -232,7 +305,9 @@ def test_a_consumer_of_another_class_is_refused(made):
         nn.Conv1d: lambda: nn.Conv1d(30, 30, 1),
         nn.Identity: nn.Identity,
     }[made]()
-    message = rf"cannot fold {NORM} into blocks\.0\.mix: it is a {made.__name__}, not an nn\.Linear; .*fused=False"
+    message = (
+        rf"cannot fold {NORM} into blocks\.0\.mix: it is a {made.__name__}, not an nn\.Linear or Conv1D; .*fused=False"
+    )
     with pytest.raises(UserError, match=message):
         fold(model)
 

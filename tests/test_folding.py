@@ -3,6 +3,7 @@
 import copy
 import json
 from collections import Counter
+from functools import partial
 
 import builders
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
-from builders import KINDS, NORMS, array, close, decoder, snapshot, tokens
+from builders import KINDS, NORMS, array, close, decoder, normal, snapshot, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixed import ROW, Mixed, close_gate
@@ -23,7 +24,7 @@ from tapernorm.arch import ARCHITECTURES, architecture_of
 from tapernorm.errors import UserError
 from tapernorm.folding import fold
 from tapernorm.models.llama import Decoder
-from tapernorm.norms import FixedScale, Gate, LayerNorm, RMSNorm, TaperNorm
+from tapernorm.norms import FixedScale, Gate, LayerNorm, LinearForm, RMSNorm, TaperNorm
 from tapernorm.rng import generator
 from tapernorm.taper import attach, taper_of
 
@@ -391,8 +392,8 @@ def test_every_number_of_the_report(monkeypatch):
     assert feeds[f"{BLOCK}.post_attention_layernorm"] == FEED_FORWARD
     assert feeds["model.norm"] == ("lm_head",)
     for entry in report.norms:
-        gains = array(model.get_submodule(entry.name).gamma_t)
-        assert (entry.gamma_t_min, entry.gamma_t_max) == (gains.min(), gains.max())
+        gains = array(model.get_submodule(entry.name).gamma_t) * entry.c
+        assert (entry.coefficient_min, entry.coefficient_max) == (gains.min(), gains.max())
     difference = (array(folded(probe)) - array(model(probe))).__abs__().max()
     assert report.largest_logit_difference == pytest.approx(difference, rel=1e-6)
     assert difference > 0
@@ -497,6 +498,92 @@ def test_weights_are_rounded_once(norm):
         if isinstance(tapered, LayerNorm):
             narrow = narrow - narrow.mean(1, keepdim=True)
         assert (narrow.double() - wide).norm() > 1.1 * (weight.double() - wide).norm()
+
+
+# Centring that cancels
+
+
+def cancelled(width, mean, scale, seed):
+    """What a folded map makes of tokens around `mean`, in float32 and exactly, and the bound of rounding theory."""
+    coefficient, beta = normal(width, seed=seed), normal(width, seed=seed + 1)
+    coefficient[:3] = torch.tensor([0.0, -1.3, 1e-9])
+    h = (mean + scale * normal(31, width, seed=seed + 2)).float()
+    h[0] = 0.0
+    layer = nn.Linear(width, 17)
+    layer.weight.data, layer.bias.data = normal(17, width, seed=seed + 3).float(), normal(17, seed=seed + 4).float()
+    deviation = h.double() - h.double().mean(-1, keepdim=True)
+    exact = (deviation * coefficient + beta) @ layer.weight.double().T + layer.bias.double()
+    folding._fold_into(layer, LinearForm(coefficient, centre=True, bias=beta))
+    unit = torch.finfo(torch.float32).eps / 2
+    magnitudes = h.abs().double() @ layer.weight.abs().double().T + layer.bias.abs().double()
+    return layer(h).double(), exact, (width + 3) * unit * magnitudes  # each weight rounded once, width + 1 sums
+
+
+@given(
+    width=st.integers(4, 96),
+    mean=st.sampled_from([0.0, 1.0, -1e4]),
+    scale=st.sampled_from([0.0, 1e-3, 1.0, 1e4]),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@torch.no_grad()
+def test_in_float32_a_folded_centring_keeps_within_the_bound_of_its_sums(width, mean, scale, seed):
+    found, exact, bound = cancelled(width, mean, scale, seed)
+    assert ((found - exact).abs() <= bound).all()
+
+
+@torch.no_grad()
+def test_its_error_grows_with_mean_over_sigma():
+    def error(mean):
+        found, exact, _ = cancelled(48, mean, 1.0, seed=4)
+        return ((found - exact).abs().max() / exact.abs().max()).item()
+
+    assert error(0.0) < 1e-6
+    assert error(1e4) > 1e-4  # no tolerance that ignores the mean would do
+    assert error(1e4) < 1e4 * 1e-6
+
+
+def shifted(mean, *, dtype=torch.float32, norm="layernorm"):
+    """A gated decoder whose tokens' embeddings lie around `mean`, an All-Taper."""
+    model = decoder(norm=norm)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.add_(mean)
+    close_gate(model, final=True)
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mean_over_sigma_of_every_norms_input_is_reported(dtype, monkeypatch):
+    probe, seen = tokens(), {}
+    monkeypatch.setattr(folding, "_probe_tokens", lambda _: probe)
+    model = shifted(30.0, dtype=dtype)
+    _, report = fold(model)
+    for entry in report.norms:
+        keep = partial(seen.__setitem__, entry.name)
+        model.get_submodule(entry.name).register_forward_pre_hook(lambda _, args, keep=keep: keep(array(args[0])))
+    model(probe)
+    for entry in report.norms:
+        h = seen[entry.name]
+        ratios = np.abs(h.mean(-1)) / reference.sigma(h, 1e-5)[..., 0]
+        assert entry.mean_to_sigma == pytest.approx(ratios.max(), rel=1e-4 if dtype is torch.float32 else 1e-12)
+    assert [entry.mean_to_sigma for entry in fold(shifted(0.0, norm="rmsnorm"))[1].norms] == [None] * 5
+
+
+@pytest.mark.parametrize(("mean", "warned"), [(0.0, False), (1.0, False), (1e4, True)])
+@torch.no_grad()
+def test_the_report_warns_where_folding_costs_digits_and_only_there(mean, warned):
+    model = shifted(mean)
+    exact = copy.deepcopy(model).double()(tokens())
+    folded, report = fold(model)
+    assert bool(report.warnings) == warned
+    assert report.as_dict()["warnings"] == report.warnings
+    assert close(folded(tokens()), exact, 1e-5) != warned
+    ratio = max(entry.mean_to_sigma for entry in report.norms)
+    assert close(folded(tokens()), exact, 1e-5 * (1 + ratio / folding.MEAN_TO_SIGMA))
+    assert fold(model, fused=False)[1].warnings == ()
+    if warned:
+        assert "model.layers.0.input_layernorm reads tokens whose mean is up to" in report.warnings[0]
+        assert json.loads(json.dumps(report.as_dict()))["warnings"] == list(report.warnings)
 
 
 # What is left to run

@@ -13,9 +13,9 @@ import transformers
 from builders import array, close, decoder, reference_norm, shape, tokens
 from hugging_face import hugging_face
 
-from tapernorm.config import paper_d_ff
 from tapernorm.models.llama import Decoder, RotaryTable, parameter_count
 from tapernorm.rng import generator
+from tapernorm.settings import paper_d_ff
 
 HEADS = {"grouped": 1, "two groups": 2, "multi-head": 4}
 PAPER = {64: (168, 1.03), 128: (344, 2.86), 256: (680, 8.84), 512: (1368, 30.3)}  # width: (d_ff, millions)

@@ -1,6 +1,7 @@
 """The tapered norms against F.rms_norm, F.layer_norm and the NumPy reference (method.md sections 1 and 2)."""
 
 import copy
+import importlib
 
 import builders
 import pytest
@@ -8,10 +9,25 @@ import reference
 import torch
 import torch.nn.functional as F
 from builders import GATES, KINDS, array, close, normal, plain_norm, reference_norm, tapered_norm, uniform
+from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tapernorm.errors import UserError
-from tapernorm.norms import Form, Gate, LayerNorm, RMSNorm, TaperLayerNorm, TaperRMSNorm, norm_scale, taper
+from tapernorm.norms import (
+    Form,
+    Gate,
+    LayerNorm,
+    RMSNorm,
+    TaperLayerNorm,
+    TaperNorm,
+    TaperRMSNorm,
+    gain_of,
+    is_norm,
+    kind_of,
+    norm_scale,
+    taper,
+    untaper,
+)
 
 SHAPES = ((7,), (3, 5), (2, 3, 11), (2, 1, 3, 13))
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -326,6 +342,110 @@ def test_a_norm_that_cannot_be_tapered_is_refused(norm, message):
     with pytest.raises(UserError, match=message):
         taper(norm, Gate(), ema_rate=0.1)
     assert "gamma_t" not in norm._parameters
+
+
+def test_a_norm_whose_forward_was_replaced_is_refused():
+    """A kernel from the hub, or a device map's hooks: the class that is swapped would not be asked."""
+    norm = plain_norm("rmsnorm", 7)
+    norm.forward = lambda h: h
+    with pytest.raises(
+        UserError, match=r"cannot taper RMSNorm\(.*\): something replaced its forward .* load the model"
+    ):
+        taper(norm, Gate(), ema_rate=0.1)
+
+
+def test_a_subclass_of_a_known_norm_is_refused():
+    norm = type("Mine", (RMSNorm,), {})(7)
+    with pytest.raises(UserError, match="cannot taper a Mine"):
+        taper(norm, Gate(), ema_rate=0.1)
+
+
+def test_what_is_no_norm_has_no_kind():
+    assert not is_norm(torch.nn.Linear(2, 2))
+    assert is_norm(plain_norm("layernorm", 7))
+    assert is_norm(tapered_norm("rmsnorm", 7, 1.0))
+    with pytest.raises(UserError, match="a Linear is no norm of a known kind; known norms: RMSNorm, LayerNorm, Llama"):
+        kind_of(torch.nn.Linear(2, 2))
+
+
+# The norms of transformers
+
+NORM_CLASSES = {
+    "Llama": ("llama.modeling_llama.LlamaRMSNorm", 0),
+    "Mistral": ("mistral.modeling_mistral.MistralRMSNorm", 0),
+    "Qwen2": ("qwen2.modeling_qwen2.Qwen2RMSNorm", 0),
+    "Qwen3": ("qwen3.modeling_qwen3.Qwen3RMSNorm", 0),
+    "Gemma": ("gemma.modeling_gemma.GemmaRMSNorm", 1),
+}
+
+
+def of_transformers(name, *, dtype):
+    path, offset = NORM_CLASSES[name]
+    module, class_name = path.rsplit(".", 1)
+    norm = getattr(importlib.import_module(f"transformers.models.{module}"), class_name)(96, eps=1e-3)
+    torch.nn.init.uniform_(norm.weight, 0.5 - offset, 1.5 - offset)
+    return norm.to(dtype), offset
+
+
+@pytest.mark.parametrize("name", NORM_CLASSES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("observing", [False, True])
+def test_at_gate_one_the_forward_of_transformers_runs(name, dtype, observing):
+    stock, _ = of_transformers(name, dtype=dtype)
+    norm = taper(copy.deepcopy(stock), Gate(), ema_rate=0.1)
+    norm.gate.observing = observing
+    h, upstream = normal(5, 96, dtype=dtype), normal(5, 96, seed=9, dtype=dtype)
+    ours, theirs = (gradients(n, h, lambda n, x: n(x), upstream) for n in (norm, stock))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    if dtype == torch.float64:  # it computes in float32, where torch's own does not
+        gain = gain_of(norm)
+        assert not torch.equal(norm(h), F.rms_norm(h, (96,), gain, 1e-3))
+        assert close(norm(h), F.rms_norm(h, (96,), gain, 1e-3), 1e-6)
+
+
+@pytest.mark.parametrize("name", NORM_CLASSES)
+@pytest.mark.parametrize("g", GATES)
+def test_a_tapered_norm_of_transformers_agrees_with_the_reference(name, g):
+    stock, offset = of_transformers(name, dtype=torch.float64)
+    norm, h = taper(stock, Gate(), ema_rate=0.1), normal(3, 96)
+    assert close(norm.gamma_t, norm.weight + offset)
+    with torch.no_grad():
+        norm.gamma_t.copy_(normal(96, seed=11))
+        norm.c.fill_(0.83)
+    norm.gate.set(g)
+    gains = {"gamma": array(norm.weight) + offset, "gamma_t": array(norm.gamma_t)}
+    exact_gate = norm.gate.value.item()
+    expected = reference.taper_rms_norm(array(h), exact_gate, c=norm.c.item(), eps=1e-3, **gains)
+    assert close(norm(h), expected, 1e-12 if g == 0 else 1e-6)
+    wrong = reference.taper_rms_norm(array(h), exact_gate, c=norm.c.item(), eps=1e-3, **{**gains, "gamma": 1.2})
+    assert close(norm(h), wrong, 1e-3) == (g == 0)
+
+
+@pytest.mark.parametrize("name", NORM_CLASSES)
+def test_a_tapered_norm_of_transformers_is_copied_and_turned_back(name):
+    stock, _ = of_transformers(name, dtype=torch.float32)
+    norm = taper(copy.deepcopy(stock), Gate(), ema_rate=0.1)
+    copied = copy.deepcopy(norm)
+    assert type(copied) is type(norm)
+    assert type(norm).__name__ == f"Taper{type(stock).__name__}"
+    untaper(norm)
+    assert type(norm) is type(stock)
+    assert norm.__dict__.keys() == stock.__dict__.keys()
+    assert list(norm.state_dict()) == ["weight"]
+    assert isinstance(copied, TaperNorm)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma"])
+def test_a_gate_that_moves_costs_a_compiled_norm_of_transformers_one_graph_per_form(name):
+    torch._dynamo.reset()
+    stock, _ = of_transformers(name, dtype=torch.float32)
+    norm, counter = taper(stock, Gate(), ema_rate=0.1), CompileCounter()
+    norm.c.fill_(0.83)
+    compiled = torch.compile(lambda h: norm(h), backend=counter, fullgraph=True, dynamic=False)
+    for g in (1.0, 0.8, 0.6, 0.2, 0.0):
+        norm.gate.set(g)
+        assert close(compiled(normal(3, 96, dtype=torch.float32)), norm(normal(3, 96, dtype=torch.float32)), 1e-6)
+    assert counter.frame_count == 3
 
 
 def test_a_tapered_norm_is_refused_a_second_time():

@@ -6,10 +6,17 @@ import builders
 import pytest
 import torch
 from builders import NORMS, decoder, snapshot, tokens
+from hugging_face import gpt2
+from mixed import close_gate
 from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import GPT2LMHeadModel
 
+from tapernorm.arch import logits_of
 from tapernorm.errors import UserError
+from tapernorm.fakenorms import FakeLayerNorm, SplitConv1D, make_fake
 from tapernorm.folding import fold
+from tapernorm.models.llama import Decoder
 from tapernorm.models.store import load, save
 from tapernorm.norms import TaperNorm
 from tapernorm.taper import taper_of
@@ -158,9 +165,17 @@ def test_a_cut_config_is_damaged(saved):
         load(saved)
 
 
+@pytest.mark.parametrize("key", ["architecture", "config", "norms"])
+def test_a_config_without_a_part_is_damaged(saved, key):
+    path = saved / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
+    with pytest.raises(UserError, match=rf"config.json lacks {key}: it is damaged"):
+        load(saved)
+
+
 def test_another_format_is_refused(saved):
-    edit(saved, format=1)
-    with pytest.raises(UserError, match="has format 1; this version reads 2"):
+    edit(saved, format=2)
+    with pytest.raises(UserError, match="has format 2; this version reads 3"):
         load(saved)
 
 
@@ -187,14 +202,14 @@ def test_an_unknown_norm_or_word_is_refused(saved, norms):
 
 def test_weights_of_another_shape_do_not_fit(saved):
     config = builders.shape(d_ff=24).model_dump(mode="json")
-    edit(saved, decoder=config)
+    edit(saved, config=config)
     with pytest.raises(UserError, match=r"does not fit config.json: .*mlp.gate_proj.weight"):
         load(saved)
 
 
 def test_a_head_missing_from_an_untied_model_is_noticed(tmp_path):
     save(decoder(dtype=torch.float32, tie_head=True), tmp_path)
-    edit(tmp_path, decoder=builders.shape(tie_head=False).model_dump(mode="json"))
+    edit(tmp_path, config=builders.shape(tie_head=False).model_dump(mode="json"))
     with pytest.raises(UserError, match=r"missing .*lm_head.weight"):
         load(tmp_path)
 
@@ -204,3 +219,148 @@ def test_an_uncalibrated_taper_cannot_be_loaded_at_gate_zero(tmp_path):
     save(model, tmp_path)
     with pytest.raises(UserError, match="needs calibrated norms"):
         load(tmp_path)
+
+
+# GPT-2
+
+
+def stock(**overrides):
+    return gpt2(dtype=torch.float32, **overrides)
+
+
+def tapered(final=True, **overrides):
+    """A GPT-2 at g = 0."""
+    model = stock(**overrides)
+    close_gate(model, final=final)
+    return model
+
+
+def faked(bars, **overrides):
+    """A GPT-2 with FakeLN norms whose parts are removed where `bars` hold a number."""
+    model = stock(**overrides)
+    for name, values in bars.items():
+        norm = make_fake(model, f"transformer.{name}")
+        norm.sigma_bars.copy_(torch.tensor(values))
+        norm.removed = tuple(value == value for value in values)
+    return model
+
+
+NAN = float("nan")
+FAKES = {
+    "all removed": {"h.0.ln_1": (0.7, 1.9), "h.1.ln_1": (1.2, 0.4), "h.0.ln_2": (1.6,), "ln_f": (0.9,)},
+    "some removed": {"h.0.ln_1": (0.7, NAN), "h.1.ln_1": (NAN, NAN), "h.1.ln_2": (0.8,), "ln_f": (NAN,)},
+}
+MADE = {
+    "stock": stock,
+    "untied": lambda: stock(tie_word_embeddings=False),
+    "other settings": lambda: stock(layer_norm_epsilon=0.2, scale_attn_by_inverse_layer_idx=True, n_inner=None),
+    "tapered": tapered,
+    "tapered inside": lambda: tapered(final=False),
+    "unfused": lambda: fold(tapered(), fused=False)[0],
+    "fused": lambda: fold(tapered())[0],
+    "fused inside": lambda: fold(tapered(final=False))[0],
+    "fused untied": lambda: fold(tapered(tie_word_embeddings=False))[0],
+    **{f"fake, {name}": lambda bars=bars: faked(bars) for name, bars in FAKES.items()},
+    "fake, folded": lambda: fold(faked(FAKES["all removed"]))[0],
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@torch.no_grad()
+def test_a_gpt2_comes_back_bitwise(tmp_path, make):
+    model = make()
+    save(model, tmp_path)
+    again = load(tmp_path, GPT2LMHeadModel)
+    assert not again.training
+    assert again.config.to_dict() == model.config.to_dict()
+    assert [(n, type(m)) for n, m in again.named_modules() if not n.endswith(("probe", "anchor", "running"))] == [
+        (n, type(m)) for n, m in model.named_modules() if not n.endswith(("probe", "anchor", "running"))
+    ]
+    assert snapshot(again.state_dict()) == snapshot(model.state_dict())
+    assert torch.equal(logits_of(again, tokens()), logits_of(model.eval(), tokens()))
+    tied = model.config.tie_word_embeddings
+    assert (again.lm_head.weight is again.transformer.wte.weight) == tied
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) != tied
+    found = again.generate(tokens(2, 3), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert torch.equal(found, model.generate(tokens(2, 3), max_new_tokens=4, do_sample=False, pad_token_id=0))
+
+
+def test_the_kinds_of_a_gpt2s_norms_are_named(tmp_path):
+    save(faked(FAKES["some removed"]), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["format"], config["architecture"]) == (3, "GPT2LMHeadModel")
+    assert config["norms"] == {f"transformer.{name}": "fake" for name in FAKES["some removed"]}
+    again = load(tmp_path)
+    assert sum(isinstance(module, FakeLayerNorm) for module in again.modules()) == 4
+    assert sum(isinstance(module, SplitConv1D) for module in again.modules()) == 2
+
+
+def test_a_head_of_its_own_keeps_its_bias_and_the_embedding(tmp_path):
+    model = tapered()
+    folded, _ = fold(model)
+    save(folded, tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    assert {"lm_head.weight", "lm_head.bias"} <= state.keys()
+    assert torch.equal(state["transformer.wte.weight"], model.transformer.wte.weight)
+    again = load(tmp_path)
+    again.tie_weights()  # undoes nothing
+    assert torch.equal(logits_of(again, tokens()), logits_of(folded.eval(), tokens()))
+
+
+def test_loading_draws_no_random_number(tmp_path):
+    save(stock(), tmp_path)
+    before = torch.get_rng_state()
+    load(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_heads": 3}, "does not fit GPT2Config: unknown or missing n_heads"),
+        ({"n_embd": "wide"}, "config.json is damaged .*'n_embd' expected int"),
+        ({"n_inner": 24}, "of another shape .*c_fc"),
+        ({"tie_word_embeddings": False}, r"missing \['lm_head.weight'\]"),
+    ],
+)
+def test_a_changed_setting_of_a_gpt2_is_noticed(tmp_path, changes, message):
+    save(stock(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["config"]
+    edit(tmp_path, config={**config, **changes})
+    with pytest.raises(UserError, match=message):
+        load(tmp_path)
+
+
+def test_a_missing_setting_of_a_gpt2_is_named(tmp_path):
+    save(stock(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["config"]
+    del config["layer_norm_epsilon"]
+    edit(tmp_path, config=config)
+    with pytest.raises(UserError, match="unknown or missing layer_norm_epsilon"):
+        load(tmp_path)
+
+
+def test_fake_norms_without_their_sigma_bars_are_refused(tmp_path):
+    save(stock(), tmp_path)
+    edit(tmp_path, norms={"transformer.ln_f": "fake"})
+    with pytest.raises(UserError, match=r"says FakeLN, and the weights lack transformer\.ln_f\.sigma_bars"):
+        load(tmp_path)
+
+
+def test_an_unknown_architecture_is_refused(saved):
+    edit(saved, architecture="Encoder")
+    with pytest.raises(UserError, match="has the architecture 'Encoder'; known: Decoder, GPT2LMHeadModel"):
+        load(saved)
+
+
+def test_a_model_of_another_class_than_needed_is_refused(tmp_path):
+    save(stock(), tmp_path)
+    with pytest.raises(UserError, match="holds a GPT2LMHeadModel, and a Decoder is needed here"):
+        load(tmp_path, Decoder)
+
+
+def test_a_head_that_is_not_what_the_config_says_is_not_saved(tmp_path):
+    model = stock()
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 2)
+    with pytest.raises(UserError, match=r"tie_word_embeddings is True in the model's config and its lm_head is not so"):
+        save(model, tmp_path)

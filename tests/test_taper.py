@@ -132,6 +132,78 @@ def test_an_optimizer_built_before_attach_is_refused_and_names_the_parameter():
     driver.check(early)  # frozen on purpose
 
 
+# Detach
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("final", [False, True])
+def test_detaching_gives_the_plain_model_back_with_what_it_has_learnt(norm, final):
+    model, driver = builders.attached(final=final, model_options={"norm": norm})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with driver.observe():
+        (model(tokens()).square().mean() + driver.anchor_loss()).backward()
+    optimizer.step()
+    logits = model(tokens())
+    state = {key: value for key, value in model.state_dict().items() if key.rsplit(".", 1)[-1] not in ("gamma_t", "c")}
+    driver.detach()
+    plain = builders.decoder(norm=norm)
+    assert [(n, type(m)) for n, m in model.named_modules()] == [(n, type(m)) for n, m in plain.named_modules()]
+    assert model.__dict__.keys() == plain.__dict__.keys()
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert snapshot(model.state_dict()) == snapshot(state)
+    assert torch.equal(model(tokens()), logits)
+    assert not torch.equal(plain(tokens()), logits)  # it has learnt
+    with pytest.raises(UserError, match="carries no taper"):
+        taper_of(model)
+    assert attach(model, final=final).swapped
+
+
+def test_only_at_gate_one_is_a_plain_model_the_same_function():
+    model, driver = builders.calibrated(0.37)
+    for g in (0.37, 0.0):
+        driver.set_gate(g)
+        with pytest.raises(
+            UserError, match=rf"the gate is {g:g} in a taper .*: Taper.set_gate\(1\) .* or fold\(model\)"
+        ):
+            driver.detach()
+    driver.set_step(SCHEDULE.start)  # exactly 1, and mixing
+    with pytest.raises(UserError, match="the gate is 1 in a taper that has started"):
+        driver.detach()
+    assert len(tapered_norms(model)) == 4
+    driver.set_gate(1.0)
+    driver.detach()
+
+
+def test_a_detached_taper_refuses_to_drive():
+    _, driver = builders.attached()
+    driver.detach()
+    for call in (
+        driver.detach,
+        driver.calibrate,
+        driver.anchor_loss,
+        driver.observe().__enter__,
+        lambda: driver.set_gate(1.0),
+        lambda: driver.set_step(0),
+    ):
+        with pytest.raises(UserError, match=r"this taper is detached and drives nothing: attach\(model\) gives a new"):
+            call()
+
+
+def test_a_copy_is_detached_alone():
+    model, driver = builders.attached()
+    copied = copy.deepcopy(model)
+    taper_of(copied).detach()
+    assert taper_of(model) is driver
+    assert len(tapered_norms(model)) == 4
+    assert not tapered_norms(copied)
+
+
+def test_the_norms_that_stay_are_named():
+    assert builders.attached()[1].kept == ("model.norm",)
+    assert builders.attached(final=True)[1].kept == ()
+    assert builders.attached(sites=["*.0.*"])[1].kept == (*INTERNAL[2:], "model.norm")
+
+
 # Schedule and calibration
 
 
@@ -406,7 +478,8 @@ def run_compiled(compiled, model, driver, steps):
     for k in steps:
         driver.set_step(k)
         with driver.observe():
-            ce, aux, _ = compiled(model, driver, tokens(4, 8, seed=k))
+            both = tokens(4, 8, seed=k)
+            ce, aux, _ = compiled(model, driver, both[:, :-1], both[:, 1:])
             (ce + aux).backward()
         losses.append(ce.item() + aux.item())
         model.zero_grad()

@@ -1,12 +1,18 @@
-"""Where each known architecture keeps its norms, and which linear maps each norm feeds: one table."""
+"""Where each known architecture keeps its norms, and which linear maps each norm feeds: one table.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+A new one is a row of `ARCHITECTURES` under the name of its class, and, where its norms are of a class of their own, a
+row of `norms.KINDS`. Nothing of a row is believed: folding watches one forward pass and refuses what does not fit it.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .errors import UserError
+from .norms import is_norm
 
 
 @dataclass(frozen=True)
@@ -17,11 +23,27 @@ class Architecture:
     internal: Mapping[str, tuple[str, ...]]  # norm of a block -> the linear maps it feeds, in the order they run
     final: str  # the norm before the output head
     head: str  # the output head
+    hugging_face: bool = False  # a class of transformers; otherwise config and outputs are like our Decoder's
+    refused: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # what -> whether a config asks for it
+
+    @property
+    def context(self) -> str:
+        """The config's field for the longest sequence, in tokens."""
+        return "max_position_embeddings" if self.hugging_face else "context"
+
+    @property
+    def tied(self) -> str:
+        """The config's field that lets the head share the embedding's weight."""
+        return "tie_word_embeddings" if self.hugging_face else "tie_head"
 
     def internal_norms(self, model: nn.Module) -> list[str]:
         """Full names of all internal norms, block 0 upward."""
         depth = len(list(model.get_submodule(self.blocks).children()))
         return [f"{self.blocks}.{i}.{norm}" for i in range(depth) for norm in self.internal]
+
+    def norms(self, model: nn.Module) -> list[str]:
+        """Full names of all norms, in the order they run."""
+        return [*self.internal_norms(model), self.final]
 
     def consumers(self, norm: str) -> list[str]:
         """Full names of the linear maps that the norm of this full name feeds."""
@@ -31,15 +53,66 @@ class Architecture:
         return [f"{self.blocks}.{block}.{consumer}" for consumer in self.internal[name]]
 
 
+_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_LLAMA = Architecture(
+    blocks="model.layers",
+    internal={
+        "input_layernorm": _ATTENTION,
+        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+    },
+    final="model.norm",
+    head="lm_head",
+    hugging_face=True,
+)
 ARCHITECTURES = {
-    "Decoder": Architecture(
-        blocks="model.layers",
-        internal={
-            "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
-        },
-        final="model.norm",
+    "Decoder": replace(_LLAMA, hugging_face=False),
+    "GPT2LMHeadModel": Architecture(
+        blocks="transformer.h",
+        internal={"ln_1": ("attn.c_attn",), "ln_2": ("mlp.c_fc",)},
+        final="transformer.ln_f",
         head="lm_head",
+        hugging_face=True,
+        refused={"add_cross_attention (norms of its own)": lambda config: config.add_cross_attention},
+    ),
+    "GPTNeoXForCausalLM": Architecture(
+        blocks="gpt_neox.layers",
+        internal={
+            "input_layernorm": ("attention.query_key_value",),
+            "post_attention_layernorm": ("mlp.dense_h_to_4h",),  # in parallel residual form, of the same input
+        },
+        final="gpt_neox.final_layer_norm",
+        head="lm_head",
+        hugging_face=True,
+    ),
+    "GemmaForCausalLM": _LLAMA,
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "OPTForCausalLM": Architecture(
+        blocks="model.decoder.layers",
+        internal={"self_attn_layer_norm": _ATTENTION, "final_layer_norm": ("fc1",)},
+        final="model.decoder.final_layer_norm",
+        head="lm_head",
+        hugging_face=True,
+        refused={
+            "do_layer_norm_before = False (post-norm)": lambda config: not config.do_layer_norm_before,
+            "_remove_final_layer_norm": lambda config: config._remove_final_layer_norm,
+            "word_embed_proj_dim (a map between final norm and head)": (
+                lambda config: config.word_embed_proj_dim != config.hidden_size
+            ),
+        },
+    ),
+    "PhiForCausalLM": Architecture(
+        blocks="model.layers",
+        internal={"input_layernorm": (*_ATTENTION, "mlp.fc1")},  # attention and MLP side by side
+        final="model.final_layernorm",
+        head="lm_head",
+        hugging_face=True,
+    ),
+    "Qwen2ForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": _LLAMA,
+    "StableLmForCausalLM": replace(
+        _LLAMA,
+        refused={"use_parallel_residual (one norm for both halves)": lambda config: config.use_parallel_residual},
     ),
 }
 
@@ -48,12 +121,17 @@ def architecture_of(model: nn.Module) -> Architecture:
     """The table's row for the class of `model`.
 
     Raises:
-        UserError: the class is not in the table; the message lists those that are.
+        UserError: the class is not in the table (the message lists those that are), or the config of `model` asks for
+            what the row has no place for.
     """
     name = type(model).__name__
     if name not in ARCHITECTURES:
         raise UserError(f"no architecture {name!r} in tapernorm.arch; known: {', '.join(sorted(ARCHITECTURES))}")
-    return ARCHITECTURES[name]
+    arch = ARCHITECTURES[name]
+    for what, asks_for in arch.refused.items():
+        if asks_for(model.config):
+            raise UserError(f"a {name} with {what} is not supported: its row in tapernorm.arch has no place for that")
+    return arch
 
 
 def select_norms(model: nn.Module, *, final: bool, sites: Sequence[str] | None) -> list[str]:
@@ -69,3 +147,43 @@ def select_norms(model: nn.Module, *, final: bool, sites: Sequence[str] | None) 
             raise UserError(f"sites: {pattern!r} matches no internal norm; they are {', '.join(internal)}")
     chosen = [n for n in internal if sites is None or any(fnmatchcase(n, p) for p in sites)]
     return [*chosen, arch.final] if final else chosen
+
+
+def kept_norms(model: nn.Module, tapered: Collection[str]) -> list[str]:
+    """Full names of the norms of `model` that stay where `tapered` go, those inside attention among them."""
+    return [name for name, module in model.named_modules() if is_norm(module) and name not in tapered]
+
+
+def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Logits (B, T, V) of ids (B, T), without a cache."""
+    if architecture_of(model).hugging_face:
+        return model(input_ids=tokens, use_cache=False).logits
+    return model(tokens)
+
+
+def context_of(model: nn.Module) -> int:
+    """The longest sequence that `model` takes, in tokens."""
+    return getattr(model.config, architecture_of(model).context)
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    """How many token ids there are."""
+    config: Any = model.config
+    return config.vocab_size
+
+
+def has_tied_head(model: nn.Module) -> bool:
+    """Whether the output head shares its weight with another module."""
+    head = model.get_submodule(architecture_of(model).head)
+    return any(m is not head and getattr(m, "weight", None) is head.weight for m in model.modules())
+
+
+def untie(model: nn.Module) -> None:
+    """Say in the config of `model` that its head has a weight of its own, so that nothing ties it again."""
+    arch = architecture_of(model)
+    library: Any = model
+    if arch.hugging_face:
+        setattr(library.config, arch.tied, False)
+        library.all_tied_weights_keys = {}  # what it ties again when weights are replaced
+    else:
+        library.config = library.config.model_copy(update={arch.tied: False})

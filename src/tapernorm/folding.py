@@ -1,23 +1,26 @@
 """Folding: at g = 0 a tapered norm is a linear map, and disappears into the next one (method.md section 6).
 
-Row vectors: x -> x W + b. An nn.Linear stores W transposed, as `weight` (out, in).
+Row vectors: x -> x W + b, W (in, out) whatever way round a layer stores it.
 """
 
 import copy
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from .arch import Architecture, architecture_of
+from .arch import Architecture, architecture_of, context_of, has_tied_head, logits_of, untie, vocabulary_of
 from .audit import require_foldable
 from .errors import UserError
-from .norms import FixedScale, Form, TaperLayerNorm, TaperNorm
+from .linearmaps import loaded, make_plain, replace, weight64
+from .norms import FixedScale, Form, LinearForm, TaperNorm, kind_of, norm_scale
 from .rng import generator
 from .taper import forget_taper
 
 M = TypeVar("M", bound=nn.Module)
+MEAN_TO_SIGMA = 100.0  # a hundred units of float32 rounding: 1e-5, what a fold in float32 is good for
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,10 @@ class FoldedNorm:
 
     name: str
     consumers: tuple[str, ...]  # the linear maps that took it over; an unfused one is a FixedScale before them
-    c: float
-    gamma_t_min: float
-    gamma_t_max: float
+    c: float | None  # None: FakeLN has a sigma_bar instead
+    coefficient_min: float  # of c * gamma_t, or of gamma / sigma_bar
+    coefficient_max: float
+    mean_to_sigma: float | None  # largest |mean| / sigma of its input in the probe pass; None: it does not centre
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,27 @@ class FoldReport:
     bytes_after: int
     largest_logit_difference: float  # against the unfolded model at g = 0, on a probe batch, in the model's dtype
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Where a fold in float32 costs digits.
+
+        A folded centring subtracts nothing: the mean of h cancels in the sum h W', to within the rounding of W' and of
+        the sum. Relative to what is left, sigma, that is |mean| / sigma units of rounding. A mean that is subtracted
+        first is rounded too, a few times less.
+        """
+        if not self.fused:
+            return ()
+        return tuple(
+            f"{norm.name} reads tokens whose mean is up to {norm.mean_to_sigma:.2g} times their deviation: centring "
+            "loses digits by that factor in any form, and a few times more when folded (in float32 about "
+            f"{norm.mean_to_sigma * torch.finfo(torch.float32).eps:.0e} of the output); compare losses, or fold with "
+            "fused=False"
+            for norm in self.norms
+            if norm.mean_to_sigma is not None and norm.mean_to_sigma > MEAN_TO_SIGMA
+        )
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "warnings": self.warnings}
 
 
 @torch.no_grad()
@@ -54,7 +77,8 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
 
     fused: W' = c diag(gamma_t) W for an RMSNorm, W' = c (I - 11^T/d) diag(gamma_t) W and b' = b + beta W for a
     LayerNorm, in float64 and cast once; no module is left of the norm. Otherwise the map stays as an explicit
-    `FixedScale`. A tied head is untied before the final norm goes into it: the embedding stays as it is.
+    `FixedScale`. A tied head is untied before the final norm goes into it: the embedding stays as it is. FakeLN's
+    norms fold alike, with 1 / sigma_bar for c and gamma for gamma_t.
 
     Raises:
         UserError: nothing tapered, folded already, gate not 0, not calibrated, or a norm that cannot be folded
@@ -64,90 +88,128 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
     norms = _foldable_norms(model, arch)
     folded = copy.deepcopy(model).eval()  # all passes are its own: one of `model` would move the taper's probe
     forget_taper(folded)
+    for name in norms:
+        _refuse_hooks(name, folded.get_submodule(name))
     tokens = _probe_tokens(folded)
     if fused:
         require_foldable(folded, {name: arch.consumers(name) for name in norms}, tokens)
-    logits = folded(tokens)
-    untied = fused and arch.final in norms and _has_tied_head(folded, arch)
+    logits, ratios = _probe(folded, norms, tokens)
+    untied = fused and arch.final in norms and has_tied_head(folded)
     for name, norm in norms.items():
+        layers = [folded.get_submodule(consumer) for consumer in arch.consumers(name)]
         if fused:
-            for consumer in arch.consumers(name):
-                layer = folded.get_submodule(consumer)
-                assert isinstance(layer, nn.Linear)
-                _fold_into(layer, norm)
-        folded.set_submodule(name, nn.Identity() if fused else _fixed_scale(norm))
+            for layer in layers:
+                _fold_into(layer, _form(norm, layer))
+        folded.set_submodule(name, nn.Identity() if fused else _fixed_scale(name, norm, layers))
+        for layer in layers:
+            make_plain(layer)
     if untied:
-        config: Any = folded.config
-        folded.config = config.model_copy(update={"tie_head": False})
-    moved = (folded(tokens) - logits).abs().max().item()
-    report = _report(model, folded, norms, arch, fused=fused, untied=untied, moved=moved)
+        untie(folded)
+    moved = (logits_of(folded, tokens) - logits).abs().max().item()
+    report = _report(model, folded, norms, ratios, arch, fused=fused, untied=untied, moved=moved)
     return folded.train(model.training), report
 
 
-def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, TaperNorm]:
-    sites = {name: model.get_submodule(name) for name in [*arch.internal_norms(model), arch.final]}
-    norms = {name: norm for name, norm in sites.items() if isinstance(norm, TaperNorm)}
+def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, nn.Module]:
+    sites = {name: model.get_submodule(name) for name in arch.norms(model)}
+    norms = {name: norm for name, norm in sites.items() if isinstance(norm, TaperNorm) or _is_fake(norm)}
     if not norms:
         if any(isinstance(norm, nn.Identity | FixedScale) for norm in sites.values()):
             raise UserError("this model is folded already: fold the tapered model that it came from")
         raise UserError("no norm of this model is tapered: attach(model), train it through a taper, then fold it")
     for name, norm in norms.items():
-        if bool(norm.c.isnan()):
-            raise UserError(f"{name} is not calibrated: train at g = 1 inside Taper.observe(), then calibrate()")
-        if norm.gate.form is not Form.LINEAR:
-            raise UserError(
-                f"the gate is {norm.gate.value.item():g} and folding needs 0: Taper.set_gate(0), or train to the end"
-            )
+        if isinstance(norm, TaperNorm):
+            _require_linear(name, norm)
     return norms
 
 
-def _has_tied_head(model: nn.Module, arch: Architecture) -> bool:
-    """Whether the output head shares its weight; folding into it will give it one of its own."""
-    head = model.get_submodule(arch.head)
-    return any(m is not head and getattr(m, "weight", None) is head.weight for m in model.modules())
+def _is_fake(norm: nn.Module) -> bool:
+    return type(norm) is loaded("tapernorm.fakenorms", "FakeLayerNorm")
 
 
-def _fold_into(layer: nn.Linear, norm: TaperNorm) -> None:
+def _require_linear(name: str, norm: TaperNorm) -> None:
+    if bool(norm.c.isnan()):
+        raise UserError(f"{name} is not calibrated: train at g = 1 inside Taper.observe(), then calibrate()")
+    if norm.gate.form is not Form.LINEAR:
+        raise UserError(
+            f"the gate is {norm.gate.value.item():g} and folding needs 0: Taper.set_gate(0), or train to the end"
+        )
+
+
+def _refuse_hooks(name: str, norm: nn.Module) -> None:
+    """A hook may change what the norm reads or returns, and would be lost with it."""
+    if norm._forward_hooks or norm._forward_pre_hooks:
+        raise UserError(f"cannot fold {name}: it carries a forward hook, which would go with it; remove the hook first")
+
+
+def _form(norm: nn.Module, consumer: nn.Module) -> LinearForm:
+    linear_form: Any = norm.linear_form
+    return linear_form(consumer)
+
+
+def _fold_into(layer: nn.Module, form: LinearForm) -> None:
     """Replace layer(norm(h)) by layer(h); float64 inside, cast once. What shared the old weight keeps it."""
-    weight = layer.weight.double()  # (out, in)
-    scaled = weight * norm.coefficient64()
-    if isinstance(norm, TaperLayerNorm):
-        scaled = scaled - scaled.mean(dim=1, keepdim=True)  # (I - 11^T/d): every output's mean over the inputs
-        if norm.bias is not None:
-            _add_to_bias(layer, weight @ norm.bias.double())
-    layer.weight = _like(layer.weight, scaled)
+    weight = weight64(layer)  # (in, out)
+    scaled = form.coefficient[:, None] * weight
+    if form.output_scale is not None:
+        scaled = scaled * form.output_scale
+    if form.centre:
+        scaled = scaled - scaled.mean(dim=0, keepdim=True)  # (I - 11^T/d): every output's mean over the inputs
+    replace(layer, scaled, None if form.bias is None else form.bias @ weight)
 
 
-def _add_to_bias(layer: nn.Linear, shift: Tensor) -> None:
-    layer.bias = _like(layer.weight, shift if layer.bias is None else layer.bias.double() + shift)
+def _fixed_scale(name: str, norm: nn.Module, layers: list[nn.Module]) -> FixedScale:
+    """The norm as one elementwise map.
 
-
-def _like(parameter: Tensor, value: Tensor) -> nn.Parameter:
-    return nn.Parameter(value.to(parameter.dtype), requires_grad=parameter.requires_grad)
-
-
-def _fixed_scale(norm: TaperNorm) -> FixedScale:
-    bias = getattr(norm, "bias", None)
-    centre = isinstance(norm, TaperLayerNorm)
-    scale = FixedScale(len(norm.weight), centre=centre, bias=bias is not None).to(norm.weight)
-    scale.weight.copy_(norm.coefficient64())
-    if bias is not None and scale.bias is not None:
-        scale.bias.copy_(bias)
-    return scale.requires_grad_(norm.gamma_t.requires_grad)
+    Raises:
+        UserError: outputs of a map behind it are scaled apart, which no map before it can do.
+    """
+    form = _form(norm, layers[0])
+    if form.output_scale is not None:
+        raise UserError(
+            f"cannot keep {name} as one explicit scale: the outputs of the map behind it have scales of their own "
+            "(q,k and v a sigma_bar each); fold(model) takes them into its weights"
+        )
+    scale = FixedScale(len(form.coefficient), centre=form.centre, bias=form.bias is not None)
+    scale = scale.to(norm.get_parameter("weight"))
+    scale.weight.copy_(form.coefficient)
+    if form.bias is not None and scale.bias is not None:
+        scale.bias.copy_(form.bias)
+    return scale.requires_grad_(any(parameter.requires_grad for parameter in norm.parameters()))
 
 
 def _probe_tokens(model: nn.Module) -> Tensor:
     """A few random token ids (2, T) that any such model accepts."""
-    config: Any = model.config
     device = next(model.parameters()).device
-    length = min(config.context, 32)
-    return torch.randint(config.vocab_size, (2, length), generator=generator(0, "fold/probe")).to(device)
+    length = min(context_of(model), 32)
+    return torch.randint(vocabulary_of(model), (2, length), generator=generator(0, "fold/probe")).to(device)
+
+
+def _probe(model: nn.Module, names: Iterable[str], tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Logits of `tokens`, and the largest |mean| / sigma that each norm which centres reads on the way.
+
+    Leaves hooks on these norms, which are about to go.
+    """
+    ratios: dict[str, float] = {}
+
+    def watch(name: str, norm: nn.Module) -> None:
+        def measure(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            h = args[0].double()
+            ratios[name] = (h.mean(-1, keepdim=True).abs() / norm_scale(norm, h)).max().item()
+
+        norm.register_forward_pre_hook(measure)
+
+    for name in names:
+        if kind_of(norm := model.get_submodule(name)).centres:
+            watch(name, norm)
+    return logits_of(model, tokens), ratios
 
 
 def _report(
     model: nn.Module,
     folded: nn.Module,
-    norms: dict[str, TaperNorm],
+    norms: dict[str, nn.Module],
+    ratios: dict[str, float],
     arch: Architecture,
     *,
     fused: bool,
@@ -158,16 +220,7 @@ def _report(
         return sum(p.numel() for p in m.parameters()), sum(p.nbytes for p in m.parameters())
 
     (parameters_before, bytes_before), (parameters_after, bytes_after) = size(model), size(folded)
-    entries = [
-        FoldedNorm(
-            name=name,
-            consumers=tuple(arch.consumers(name)),
-            c=norm.c.item(),
-            gamma_t_min=norm.gamma_t.min().item(),
-            gamma_t_max=norm.gamma_t.max().item(),
-        )
-        for name, norm in norms.items()
-    ]
+    entries = [_entry(name, norm, ratios.get(name), model, arch.consumers(name)) for name, norm in norms.items()]
     return FoldReport(
         fused=fused,
         norms=tuple(entries),
@@ -177,4 +230,17 @@ def _report(
         bytes_before=bytes_before,
         bytes_after=bytes_after,
         largest_logit_difference=moved,
+    )
+
+
+def _entry(name: str, norm: nn.Module, ratio: float | None, model: nn.Module, consumers: list[str]) -> FoldedNorm:
+    form = _form(norm, model.get_submodule(consumers[0]))
+    every = form.coefficient if form.output_scale is None else torch.outer(form.coefficient, form.output_scale)
+    return FoldedNorm(
+        name=name,
+        consumers=tuple(consumers),
+        c=norm.c.item() if isinstance(norm, TaperNorm) else None,
+        coefficient_min=every.min().item(),
+        coefficient_max=every.max().item(),
+        mean_to_sigma=ratio,
     )

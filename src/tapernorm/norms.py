@@ -2,11 +2,12 @@
 
 Shapes: h (..., D), gamma, gamma_t, beta (D,), gate value and c scalars.
 
-The plain norms are PyTorch's own. A tapered norm *is* the plain norm with a few members more: `taper`
-changes the class of an existing module in place, so its parameters, their names in the state dict, its
-hooks and its own forward stay what they were.
+The plain norms are PyTorch's own, and those of transformers that `KINDS` names. A tapered norm *is* the plain norm
+with a few members more: `taper` changes the class of an existing module in place, so its parameters, their names in
+the state dict, its hooks and its own forward stay what they were; `untaper` changes it back.
 """
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -19,17 +20,96 @@ from .calibrate import RunningMean, least_squares_c
 from .errors import UserError
 
 __all__ = [
+    "KINDS",
     "FixedScale",
     "Form",
     "Gate",
+    "Kind",
     "LayerNorm",
+    "LinearForm",
     "RMSNorm",
     "TaperLayerNorm",
     "TaperNorm",
     "TaperRMSNorm",
+    "gain_of",
+    "is_norm",
+    "kind_of",
     "norm_scale",
+    "require_taperable",
     "taper",
+    "untaper",
 ]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the class of a norm says of it; the values of a norm are never asked."""
+
+    centres: bool  # a LayerNorm subtracts the mean, an RMSNorm does not
+    eps: str = "eps"  # the attribute that holds eps
+    gain_offset: int = 0  # the gain is this + weight
+
+
+_LLAMA = Kind(centres=False, eps="variance_epsilon")
+KINDS = {  # by the full name of the class: nothing of transformers is imported for it
+    "torch.nn.modules.normalization.RMSNorm": Kind(centres=False),
+    "torch.nn.modules.normalization.LayerNorm": Kind(centres=True),
+    "transformers.models.llama.modeling_llama.LlamaRMSNorm": _LLAMA,
+    "transformers.models.mistral.modeling_mistral.MistralRMSNorm": _LLAMA,
+    "transformers.models.qwen2.modeling_qwen2.Qwen2RMSNorm": _LLAMA,
+    "transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm": _LLAMA,
+    "transformers.models.gemma.modeling_gemma.GemmaRMSNorm": Kind(centres=False, gain_offset=1),
+}
+
+
+def _kind(cls: type) -> Kind | None:
+    """The kind of the nearest class above `cls`, itself included, that is in the table."""
+    for base in cls.__mro__:
+        name = f"{base.__module__}.{base.__qualname__}"
+        if name in KINDS:
+            return KINDS[name]
+    return None
+
+
+def _known_norms() -> str:
+    return ", ".join(name.rsplit(".", 1)[-1] for name in KINDS)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether this is a norm of a known kind, plain or tapered."""
+    return _kind(type(module)) is not None
+
+
+def kind_of(norm: nn.Module) -> Kind:
+    """The kind of a norm, plain or tapered.
+
+    Raises:
+        UserError: its class derives from none of the table.
+    """
+    kind = _kind(type(norm))
+    if kind is None:
+        raise UserError(f"a {type(norm).__name__} is no norm of a known kind; known norms: {_known_norms()}")
+    return kind
+
+
+def gain_of(norm: nn.Module) -> Tensor:
+    """gamma, (D,), in float32 or wider: the weight, or 1 + weight where the class says so."""
+    weight, offset = norm.get_parameter("weight"), kind_of(norm).gain_offset
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    return offset + wide if offset else wide
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """A norm that has become the map (h or h - mean(h)) * coefficient + bias, for the map x -> x W + b behind it.
+
+    W' = diag(coefficient) W diag(output_scale), less its mean over the inputs where `centre`; b' = b + bias W.
+    """
+
+    coefficient: Tensor  # (D,) float64
+    centre: bool
+    bias: Tensor | None  # (D,) float64: beta
+    output_scale: Tensor | None = None  # (out,) float64, of each output of W; None: 1
 
 
 class Form(Enum):
@@ -68,35 +148,48 @@ class Gate(WideBuffers):
 
 def centred(norm: nn.Module, h: Tensor) -> Tensor:
     """h - mean(h) for a LayerNorm, h itself for an RMSNorm."""
-    return h - h.mean(-1, keepdim=True) if isinstance(norm, LayerNorm) else h
+    return h - h.mean(-1, keepdim=True) if kind_of(norm).centres else h
 
 
 def norm_scale(norm: nn.Module, h: Tensor) -> Tensor:
     """The per-token scale that `norm` divides by, (..., 1): r(h) or sigma(h), eps included."""
-    eps: Any = norm.eps if norm.eps is not None else torch.finfo(h.dtype).eps
+    stated: Any = getattr(norm, kind_of(norm).eps)
+    eps = stated if stated is not None else torch.finfo(h.dtype).eps
     return (centred(norm, h).square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 class TaperNorm(WideBuffers):
-    """What a tapered RMSNorm and LayerNorm have in common; mixed in before the norm's own class."""
+    """The tapered form of any norm; mixed in before the norm's own class, whose forward runs at g = 1.
 
-    weight: nn.Parameter  # gamma
+    g * Norm(h) + (1 - g) * (c * (h or h - mean(h)) * gamma_t (+ beta))
+    """
+
+    weight: nn.Parameter  # gamma, or gamma - 1 where the class says so
     gamma_t: nn.Parameter  # gain of the linear branch, copied from gamma at the taper start
     c: Tensor  # () scale of the linear branch; NaN until calibrated
     gate: Gate
     statistics: RunningMean  # means of ||v||^2 / s and ||v||^2, v = centred h * gamma
 
+    @property
+    def gain_offset(self) -> int:
+        """gamma less the weight."""
+        return kind_of(self).gain_offset
+
     def coefficient(self) -> Tensor:
         """c * gamma_t, (D,): the diagonal of the linear map."""
         return self.c * self.gamma_t
 
-    def coefficient64(self) -> Tensor:
-        """c * gamma_t in float64, (D,), for folding."""
-        return self.c.double() * self.gamma_t.double()
+    def linear_form(self, consumer: nn.Module | None = None) -> LinearForm:
+        """The g = 0 map in float64, for folding; the same for every `consumer`."""
+        coefficient = self.c.double() * self.gamma_t.detach().double()
+        beta: Any = getattr(self, "bias", None)
+        return LinearForm(coefficient, kind_of(self).centres, None if beta is None else beta.detach().double())
 
     def linear(self, h: Tensor) -> Tensor:
-        """The g = 0 map of h (..., D): c * centred(h) * gamma_t (+ beta)."""
-        raise TypeError("TaperNorm is a mixin: use TaperRMSNorm or TaperLayerNorm")
+        """The g = 0 map of h (..., D): c * (h or h - mean(h)) * gamma_t (+ beta)."""
+        scaled = centred(self, h) * self.coefficient().to(h.dtype)
+        beta: Any = getattr(self, "bias", None)
+        return scaled if beta is None else scaled + beta.to(h.dtype)
 
     def forward(self, h: Tensor) -> Tensor:
         gate = self.gate
@@ -113,7 +206,7 @@ class TaperNorm(WideBuffers):
     @torch.no_grad()
     def _collect(self, h: Tensor) -> None:
         h = h.to(self.statistics.sums.dtype)
-        energy = (centred(self, h) * self.weight).square().sum(-1, keepdim=True)  # (..., 1) of ||v||^2
+        energy = (centred(self, h) * gain_of(self)).square().sum(-1, keepdim=True)  # (..., 1) of ||v||^2
         sums = torch.stack([(energy / norm_scale(self, h)).sum(), energy.sum()])
         self.statistics.add(sums, energy.numel())
 
@@ -135,22 +228,15 @@ class TaperNorm(WideBuffers):
     def calibrate(self, c: Tensor) -> None:
         """c <- c*, gamma_t <- gamma."""
         self.c.copy_(c)
-        self.gamma_t.copy_(self.weight)
+        self.gamma_t.copy_(gain_of(self))
 
 
 class TaperRMSNorm(TaperNorm, RMSNorm):
     """g * RMSNorm(h) + (1 - g) * c * h * gamma_t."""
 
-    def linear(self, h: Tensor) -> Tensor:
-        return h * self.coefficient().to(h.dtype)
-
 
 class TaperLayerNorm(TaperNorm, LayerNorm):
     """g * LayerNorm(h) + (1 - g) * (c * (h - mean(h)) * gamma_t + beta)."""
-
-    def linear(self, h: Tensor) -> Tensor:
-        scaled = centred(self, h) * self.coefficient().to(h.dtype)
-        return scaled if self.bias is None else scaled + self.bias.to(h.dtype)
 
 
 class FixedScale(nn.Module):
@@ -178,24 +264,52 @@ class FixedScale(nn.Module):
 _TAPERED: dict[type[nn.Module], type[TaperNorm]] = {RMSNorm: TaperRMSNorm, LayerNorm: TaperLayerNorm}
 
 
+def _tapered_class(stock: type[nn.Module]) -> type[TaperNorm]:
+    """The tapered form of a norm's class; made on first use for those of transformers."""
+    if stock not in _TAPERED:
+        _TAPERED[stock] = type(f"Taper{stock.__name__}", (TaperNorm, stock), {"__doc__": TaperNorm.__doc__})
+    return _TAPERED[stock]
+
+
+def require_taperable(norm: nn.Module) -> None:
+    """Raise UserError where `taper` has no form for `norm`.
+
+    That is: an unknown class, no gain, more than one axis, or a forward of its own in the place of the class's.
+    """
+    stock = type(norm)
+    if f"{stock.__module__}.{stock.__qualname__}" not in KINDS:  # exactly: a subclass may compute anything
+        raise UserError(f"cannot taper a {stock.__name__}; known norms: {_known_norms()}")
+    gamma = getattr(norm, "weight", None)
+    if not isinstance(gamma, nn.Parameter) or gamma.ndim != 1:
+        raise UserError(f"cannot taper {norm}: it needs a gain over exactly one axis, the last")
+    if "forward" in norm.__dict__:
+        raise UserError(
+            f"cannot taper {norm}: something replaced its forward (a kernel from the hub, or the hooks of a device "
+            "map), which would hide the tapered one; load the model without"
+        )
+
+
 def taper(norm: nn.Module, gate: Gate, *, ema_rate: float) -> TaperNorm:
     """Turn `norm` into its tapered form in place, governed by `gate`, and return it.
 
     Raises:
-        UserError: the class of the norm is unknown, it has no gain, or it normalises more than one axis.
+        UserError: there is none (`require_taperable`).
     """
-    tapered = _TAPERED.get(type(norm))
-    if tapered is None:
-        known = ", ".join(t.__name__ for t in _TAPERED)
-        raise UserError(f"cannot taper a {type(norm).__name__}; known norms: {known}")
-    gamma = norm.weight
-    if not isinstance(gamma, nn.Parameter) or gamma.ndim != 1:
-        raise UserError(f"cannot taper {norm}: it needs a gain over exactly one axis, the last")
-    norm.__class__ = tapered
+    require_taperable(norm)
+    gamma = norm.get_parameter("weight")
+    gain = gain_of(norm).detach()
+    norm.__class__ = _tapered_class(type(norm))
     assert isinstance(norm, TaperNorm)
-    wide = torch.promote_types(gamma.dtype, torch.float32)
     norm.gate = gate
-    norm.gamma_t = nn.Parameter(gamma.detach().clone())
-    norm.register_buffer("c", torch.full((), torch.nan, dtype=wide, device=gamma.device))
+    norm.gamma_t = nn.Parameter(gain.to(gamma.dtype, copy=True))
+    norm.register_buffer("c", torch.full((), torch.nan, dtype=gain.dtype, device=gamma.device))
     norm.statistics = RunningMean(2, ema_rate, dtype=gamma.dtype, device=gamma.device)
     return norm
+
+
+def untaper(norm: TaperNorm) -> None:
+    """Turn `norm` back into the plain norm that it was, in place, with the gamma and beta that it has now."""
+    plain: Any = norm
+    for member in ("gate", "gamma_t", "c", "statistics"):
+        delattr(plain, member)
+    plain.__class__ = next(stock for stock, tapered in _TAPERED.items() if tapered is type(norm))

@@ -9,6 +9,7 @@ for k, batch in enumerate(batches):
     optimizer.step()
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from .anchor import ScaleProbe, fixed_target_loss
-from .arch import architecture_of, select_norms
+from .arch import architecture_of, kept_norms, select_norms
 from .buffers import WideBuffers
-from .calibrate import RunningMean
+from .calibrate import RunningMean, update_means
 from .errors import UserError
-from .norms import Form, Gate, TaperNorm, taper
+from .norms import Form, Gate, TaperNorm, require_taperable, taper, untaper
+from .saving import guard_saving, unguard_saving
 from .schedule import GateSchedule, gate_at
 
 
@@ -37,7 +39,8 @@ def attach(
     """Turn the norms of `model` into tapered ones, in place, with one shared gate at g = 1.
 
     At g = 1 the model is bitwise the one it was. Build the optimizer afterwards: each norm gains a
-    trainable `gamma_t`.
+    trainable `gamma_t`. Until `Taper.detach`, `save_pretrained` of a model of transformers writes weights to go on
+    from, and no checkpoint that loads elsewhere.
 
     Args:
         final: taper the final norm too (All-Taper).
@@ -47,22 +50,25 @@ def attach(
         anchor_weight: lambda of the fixed-target scale loss; 0: no such loss.
 
     Raises:
-        UserError: unknown architecture, a pattern without a match, or a model that is attached already.
+        UserError: unknown architecture, a pattern without a match, a norm of another class than the known ones, or a
+            model that is attached already; nothing has changed then.
     """
     names = select_norms(model, final=final, sites=sites)
     norms = {name: model.get_submodule(name) for name in names}
-    if _TAPER in model.__dict__:
+    if DRIVER in model.__dict__:
         raise UserError("this model is attached already; a model carries one taper")
+    for norm in norms.values():  # all of them, or nothing changes
+        require_taperable(norm)
     device = next(model.parameters()).device
     gate = Gate(device=device)
     tapered = {name: taper(norm, gate, ema_rate=ema_rate) for name, norm in norms.items()}
-    final_norm = model.get_submodule(architecture_of(model).final)
-    made = Taper(tapered, final_norm, gate, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight)
-    model.__dict__[_TAPER] = made  # a deep copy of the model thus carries a taper of its own
+    made = Taper(model, tapered, gate, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight)
+    model.__dict__[DRIVER] = made  # a deep copy of the model thus carries a taper of its own
+    guard_saving(model)
     return made
 
 
-_TAPER = "_tapernorm"
+DRIVER = "_tapernorm"  # where a model keeps its driver
 
 
 def taper_of(model: nn.Module) -> "Taper":
@@ -71,14 +77,15 @@ def taper_of(model: nn.Module) -> "Taper":
     Raises:
         UserError: the model carries none.
     """
-    if _TAPER not in model.__dict__:
+    if DRIVER not in model.__dict__:
         raise UserError(f"this {type(model).__name__} carries no taper: call tapernorm.attach(model)")
-    return model.__dict__[_TAPER]
+    return model.__dict__[DRIVER]
 
 
 def forget_taper(model: nn.Module) -> None:
     """Take the taper and its probe off `model`, whose norms are no longer its own."""
-    model.__dict__.pop(_TAPER, None)
+    model.__dict__.pop(DRIVER, None)
+    unguard_saving(model)
     ScaleProbe.remove(model.get_submodule(architecture_of(model).final))
 
 
@@ -99,22 +106,24 @@ class Taper:
 
     def __init__(
         self,
+        model: nn.Module,
         norms: dict[str, TaperNorm],
-        final_norm: nn.Module,
         gate: Gate,
         *,
         schedule: GateSchedule | None,
         ema_rate: float,
         anchor_weight: float,
     ) -> None:
+        self._model = model
         self._norms = norms
-        self._final_norm = final_norm
+        self._final_norm = model.get_submodule(architecture_of(model).final)
         self._gate = gate
-        self._probe = ScaleProbe.on(final_norm)
+        self._probe = ScaleProbe.on(self._final_norm)
         self._target = self._install_target(ema_rate)
         self.schedule = schedule
         self.anchor_weight = anchor_weight
         self.calibrated = False
+        self._attached = True
 
     def _install_target(self, ema_rate: float) -> ScaleTarget:
         gain = next(self._final_norm.parameters())
@@ -127,9 +136,19 @@ class Taper:
         return tuple(self._norms)
 
     @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the norms that stay, those of q and k inside attention among them."""
+        return tuple(kept_norms(self._model, self._norms))
+
+    @property
     def gate(self) -> Tensor:
         """g, a scalar tensor."""
         return self._gate.value
+
+    @property
+    def forms(self) -> int:
+        """How many forms the norms take: observe, mix and linear."""
+        return len(Form)
 
     @property
     def scale_target(self) -> Tensor:
@@ -145,8 +164,9 @@ class Taper:
         """Set g by hand: 1 is the standard norm, 0 the linear map, anything between the mix of both.
 
         Raises:
-            UserError: g < 1 before the calibration.
+            UserError: g < 1 before the calibration, or a detached taper.
         """
+        self._require_attached()
         self._require_calibration(value)
         self._gate.set(value)
 
@@ -158,6 +178,7 @@ class Taper:
         Raises:
             UserError: no schedule was given, or nothing was observed before the taper started.
         """
+        self._require_attached()
         if self.schedule is None:
             raise UserError("set_step needs a schedule: attach(model, schedule=GateSchedule(start, end))")
         tapering = step >= self.schedule.start
@@ -172,6 +193,7 @@ class Taper:
         Raises:
             UserError: nothing was observed, or it was not finite.
         """
+        self._require_attached()
         constants = [norm.best_c() for norm in self._norms.values()]  # all of them, or nothing changes
         (target,) = self._target.running.value()
         if self.anchor_weight > 0 and not torch.isfinite(target):
@@ -188,14 +210,16 @@ class Taper:
     def observe(self) -> Iterator[None]:
         """Collect statistics in training passes at g = 1 inside; one EMA update at the end.
 
-        An error inside drops what was collected. Past the calibration this does nothing.
+        Where several processes of torch.distributed train the model, over the batches of all of them. An error inside
+        drops what was collected. Past the calibration this does nothing.
         """
+        self._require_attached()
         running = [self._target.running, *(norm.statistics for norm in self._norms.values())]
         self._gate.observing = not self.calibrated and self._gate.form is Form.OBSERVE
         try:
             yield
-            for mean in running:
-                mean.update()
+            if self._gate.observing:
+                update_means(running)
         finally:
             self._gate.observing = False
             for mean in running:
@@ -206,12 +230,22 @@ class Taper:
 
         Call it once after each training forward pass: while observing, it also feeds the mean behind s_tgt.
         """
+        self._require_attached()
         scale = self._probe.scale(self._final_norm)
         if self._gate.observing and self._final_norm.training:
             self._target.running.add(scale.detach().sum(), scale.numel())
         if self.anchor_weight == 0 or not self.calibrated:
             return scale.new_zeros(())
         return self.anchor_weight * fixed_target_loss(scale, self._target.target)
+
+    def auxiliary_loss(self, tokens: Tensor) -> Tensor:
+        """`anchor_loss`, which needs no tokens: what the trainer calls for any method."""
+        return self.anchor_loss()
+
+    def row(self) -> dict[str, float | None]:
+        """Gate and scale target, None until it is set, for a line of metrics."""
+        target = self.scale_target.item()
+        return {"gate": self.gate.item(), "scale_target": None if math.isnan(target) else target}
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise UserError where the optimizer lacks a parameter of a tapered norm (it was built before attach)."""
@@ -223,6 +257,24 @@ class Taper:
                         f"the optimizer does not train {name}.{parameter}: build it after attach(), "
                         "from model.parameters()"
                     )
+
+    def detach(self) -> None:
+        """Take the taper off its model, which is then a plain one, with what its own parameters have learnt.
+
+        Raises:
+            UserError: the gate is not at 1 or the taper has started, so that a plain model would be another function;
+                or it is detached already.
+        """
+        self._require_attached()
+        if self._gate.form is not Form.OBSERVE:
+            raise UserError(
+                f"the gate is {self._gate.value.item():g} in a taper that has started, and a plain norm is g = 1: "
+                "Taper.set_gate(1) first if that is the function you want, or fold(model) at g = 0"
+            )
+        forget_taper(self._model)
+        for norm in self._norms.values():
+            untaper(norm)
+        self._norms, self._attached = {}, False
 
     def state_dict(self) -> dict[str, Any]:
         """What the model's own state dict does not hold: gate, running means, s_tgt. Plain tensors and a bool."""
@@ -248,6 +300,10 @@ class Taper:
             buffer.copy_(state[f"anchor.{key}"])
         self.calibrated = state["calibrated"]
         self._gate.set(float(state["gate"]))
+
+    def _require_attached(self) -> None:
+        if not self._attached:
+            raise UserError("this taper is detached and drives nothing: attach(model) gives a new one")
 
     def _require_calibration(self, value: float) -> None:
         if value < 1 and any(bool(norm.c.isnan()) for norm in self._norms.values()):

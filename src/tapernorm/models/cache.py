@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import DecoderConfig
 from ..errors import UserError
+from ..settings import DecoderConfig
 
 
 @dataclass(frozen=True)

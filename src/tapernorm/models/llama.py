@@ -8,10 +8,11 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..buffers import WideBuffers
-from ..config import DecoderConfig
 from ..norms import LayerNorm, RMSNorm
+from ..settings import DecoderConfig
 
 
 class RotaryTable(WideBuffers):
@@ -101,11 +102,13 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.layers = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.norm = make_norm(config)
+        self.checkpoint_activations = False  # in training, keep none of a block's: it runs again in the backward pass
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.embed_tokens(tokens)
+        again = self.checkpoint_activations and self.training
         for block in self.layers:
-            h = block(h)
+            h = checkpoint(block, h, use_reentrant=False) if again else block(h)
         return self.norm(h)
 
 

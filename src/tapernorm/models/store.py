@@ -1,94 +1,182 @@
 """A finished model on disk: model.safetensors and config.json in one folder."""
 
+from inspect import get_annotations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from ..arch import architecture_of
-from ..config import DecoderConfig
+from ..arch import ARCHITECTURES, Architecture, architecture_of, has_tied_head
 from ..configfile import parse
 from ..errors import UserError
 from ..files import read_json, whole_file, write_json
+from ..linearmaps import give_bias, loaded
 from ..norms import FixedScale, LayerNorm, TaperNorm
+from ..settings import DecoderConfig
 from ..taper import attach, taper_of
 from .llama import Decoder
 
-FORMAT = 2
-TAPERED, FIXED, ABSENT = "tapered", "fixed_scale", "absent"  # what may stand in a norm's place
+M = TypeVar("M", bound=nn.Module)
+FORMAT = 3
+TAPERED, FIXED, ABSENT, FAKE = "tapered", "fixed_scale", "absent", "fake"  # what may stand in a norm's place
 
 
-def save(model: Decoder, folder: Path) -> None:
-    """Write weights and shape of a decoder: plain, tapered or folded. A tied head is stored once.
+def save(model: nn.Module, folder: Path) -> None:
+    """Write weights and config of a model: plain, tapered, FakeLN or folded. A tied head is stored once.
 
     config.json names every norm that is not the plain one, and what stands in its place. The gate is not stored:
     a saved taper is loaded at g = 0.
-    """
-    state = {k: v.contiguous() for k, v in model.state_dict().items()}
-    if model.config.tie_head:
-        del state["lm_head.weight"]
-    with whole_file(folder / "model.safetensors") as temporary:
-        temporary.write_bytes(to_bytes(state, metadata={"format": "pt"}))
-    config = {"format": FORMAT, "architecture": "Decoder", "decoder": model.config.model_dump(mode="json")}
-    write_json(folder / "config.json", config | {"norms": _changed_norms(model)})
-
-
-def load(folder: str | Path) -> Decoder:
-    """The model saved in `folder`, in eval mode; a tapered one at g = 0.
 
     Raises:
-        UserError: a file is missing or damaged, or was written in another format.
+        UserError: unknown architecture, or a config that says of the head what is not so.
+    """
+    arch = architecture_of(model)
+    state = {k: v.contiguous() for k, v in model.state_dict().items()}
+    if has_tied_head(model) != (tied := getattr(model.config, arch.tied)):
+        raise UserError(f"{arch.tied} is {tied} in the model's config and its {arch.head} is not so: set one right")
+    if tied:
+        del state[f"{arch.head}.weight"]
+    with whole_file(folder / "model.safetensors") as temporary:
+        temporary.write_bytes(to_bytes(state, metadata={"format": "pt"}))
+    config = {"format": FORMAT, "architecture": type(model).__name__, "config": _config_of(model, arch)}
+    write_json(folder / "config.json", config | {"norms": _changed_norms(model, arch)})
+
+
+def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
+    """The model saved in `folder`, in float32 and eval mode; a tapered one at g = 0.
+
+    Args:
+        kind: the class that the caller can use.
+
+    Raises:
+        UserError: a file is missing or damaged, was written in another format, or holds a model of another class.
     """
     folder = Path(folder)
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no {name}: give the folder of a finished run")
+    source = f"{folder}/config.json"
     config = _read_config(folder / "config.json")
     if config.get("format") != FORMAT:
-        raise UserError(f"{folder}/config.json has format {config.get('format')!r}; this version reads {FORMAT}")
+        raise UserError(f"{source} has format {config.get('format')!r}; this version reads {FORMAT}")
+    if missing := sorted({"architecture", "config", "norms"} - config.keys()):
+        raise UserError(f"{source} lacks {', '.join(missing)}: it is damaged, run the job that wrote it again")
     state = _read_weights(folder / "model.safetensors")
-    model = Decoder(parse(DecoderConfig, config["decoder"], f"{folder}/config.json"))
-    _change_norms(model, config["norms"], f"{folder}/config.json")
+    model = _build(config["architecture"], config["config"], source)
+    if not isinstance(model, kind):
+        raise UserError(f"{folder} holds a {type(model).__name__}, and a {kind.__name__} is needed here")
+    _change_norms(model, config["norms"], state, source)
     _load_weights(model, state, folder / "model.safetensors")
     if TAPERED in config["norms"].values():
         taper_of(model).set_gate(0.0)
     return model.eval()
 
 
-def _changed_norms(model: Decoder) -> dict[str, str]:
+def is_ours(folder: Path) -> bool:
+    """Whether config.json there is one of this module's, of any format, and not of transformers."""
+    return (folder / "config.json").is_file() and "format" in _read_config(folder / "config.json")
+
+
+def _config_of(model: nn.Module, arch: Architecture) -> dict[str, Any]:
+    config: Any = model.config
+    if arch.hugging_face:
+        return {field: getattr(config, field) for field in _own_fields(type(config))}
+    return config.model_dump(mode="json")
+
+
+def _own_fields(config_class: type) -> list[str]:
+    """What a config of transformers says of its own architecture; the rest is about tasks and files."""
+    return list(get_annotations(config_class))
+
+
+def _build(name: str, config: dict[str, Any], source: str) -> nn.Module:
+    """A model of that class and config, its weights yet to be loaded.
+
+    Raises:
+        UserError: unknown class, or a setting that is unknown, missing or impossible.
+    """
+    if name not in ARCHITECTURES:
+        raise UserError(f"{source} has the architecture {name!r}; known: {', '.join(sorted(ARCHITECTURES))}")
+    if not ARCHITECTURES[name].hugging_face:
+        return Decoder(parse(DecoderConfig, config, source))
+    return _build_hugging_face(name, config, source)
+
+
+def _build_hugging_face(name: str, config: dict[str, Any], source: str) -> nn.Module:
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    made: Any = getattr(transformers, name)
+    expected = set(_own_fields(made.config_class))
+    if different := sorted(expected ^ config.keys()):
+        raise UserError(
+            f"{source} does not fit {made.config_class.__name__}: unknown or missing {', '.join(different)}"
+        )
+    try:
+        settings = made.config_class(**config)
+    except StrictDataclassError as error:
+        raise UserError(
+            f"{source} is damaged ({' '.join(str(error).split())}): run the job that wrote it again"
+        ) from None
+    return blank(made, settings)
+
+
+def blank(kind: type[M], config: Any) -> M:
+    """A model of a class of transformers, its weights tied but yet to be set; draws no random number."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model: Any = kind(config)
+    model.tie_weights()
+    return model
+
+
+def _changed_norms(model: nn.Module, arch: Architecture) -> dict[str, str]:
     """Norm -> what stands in its place, for every norm that is not plain."""
-    kinds = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT}
-    arch = architecture_of(model)
-    norms = {name: model.get_submodule(name) for name in [*arch.internal_norms(model), arch.final]}
+    kinds: dict[Any, str] = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT}
+    if fake := loaded("tapernorm.fakenorms", "FakeLayerNorm"):
+        kinds[fake] = FAKE
+    norms = {name: model.get_submodule(name) for name in arch.norms(model)}
     return {name: word for name, norm in norms.items() for kind, word in kinds.items() if isinstance(norm, kind)}
 
 
-def _change_norms(model: Decoder, norms: dict[str, str], source: str) -> None:
+def _change_norms(model: nn.Module, norms: dict[str, str], state: dict[str, Tensor], source: str) -> None:
     """Bring the norms of a fresh model into the saved form."""
     arch = architecture_of(model)
-    known = {*arch.internal_norms(model), arch.final}
+    known = arch.norms(model)
     for name, word in norms.items():
-        if name not in known or word not in (TAPERED, FIXED, ABSENT):
+        if name not in known or word not in (TAPERED, FIXED, ABSENT, FAKE):
             raise UserError(f"{source} has {name!r} as {word!r}: it is damaged, run the job that wrote it again")
     tapered = [name for name, word in norms.items() if word == TAPERED]
     if tapered:
         attach(model, final=arch.final in tapered, sites=[name for name in tapered if name != arch.final])
+    _restore_fakes(model, [name for name, word in norms.items() if word == FAKE], state, source)
     for name, word in norms.items():
         norm = model.get_submodule(name)
+        bias = getattr(norm, "bias", None) is not None
         if word == FIXED:
-            centre = isinstance(norm, LayerNorm)
-            model.set_submodule(name, FixedScale(model.config.d_model, centre=centre, bias=centre))
+            width = len(norm.get_parameter("weight"))
+            model.set_submodule(name, FixedScale(width, centre=isinstance(norm, LayerNorm), bias=bias))
         elif word == ABSENT:
             model.set_submodule(name, nn.Identity())
-            if isinstance(norm, LayerNorm):  # its bias went into the linear maps behind it
-                for consumer in arch.consumers(name):
-                    layer = model.get_submodule(consumer)
-                    assert isinstance(layer, nn.Linear)
-                    layer.bias = nn.Parameter(torch.zeros(layer.out_features))
+            for consumer in arch.consumers(name) if bias else ():  # the norm's bias went into the maps behind it
+                give_bias(model.get_submodule(consumer))
+
+
+def _restore_fakes(model: nn.Module, names: list[str], state: dict[str, Tensor], source: str) -> None:
+    if not names:
+        return
+    from ..fakenorms import restore_fake
+
+    keys = {name: f"{name}.sigma_bars" for name in names}
+    if missing := [key for key in keys.values() if key not in state]:
+        raise UserError(
+            f"{source} says FakeLN, and the weights lack {', '.join(missing)}: run the job that wrote it again"
+        )
+    restore_fake(model, {name: state[key] for name, key in keys.items()})
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -105,10 +193,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is damaged ({error}): run the job that wrote it again") from None
 
 
-def _load_weights(model: Decoder, state: dict[str, Tensor], path: Path) -> None:
+def _load_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     expected = model.state_dict()
-    if model.config.tie_head:
-        del expected["lm_head.weight"]
+    if has_tied_head(model):
+        del expected[f"{architecture_of(model).head}.weight"]
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     misshapen = [k for k in sorted(expected.keys() & state.keys()) if state[k].shape != expected[k].shape]
     if missing or unexpected or misshapen:
