@@ -146,3 +146,58 @@ def fold_rms_norm(W, *, c, gamma_t):
 def fold_layer_norm(W, b, *, c, gamma_t, beta):
     d = len(W)
     return c * (np.eye(d) - np.ones((d, d)) / d) @ np.diag(gamma_t) @ W, b + beta @ W
+
+
+# FakeLN
+
+
+def fake_layer_norm(h, *, sigma_bar, gamma, beta):
+    return centre(h) / sigma_bar * gamma + beta
+
+
+def moving_target_loss(scales, tokens, end_of_text, weight):
+    """(weight times the mean over all tokens of (s - s_hat)^2, s_hat) of scales and ids (B, T).
+
+    s_hat is the mean of the scales whose token is neither the first of its row nor `end_of_text`.
+    """
+    B, T = tokens.shape
+    kept = [scales[b, t] for b in range(B) for t in range(1, T) if tokens[b, t] != end_of_text]
+    target = sum(kept) / len(kept)
+    return weight * np.mean((scales - target) ** 2), target
+
+
+# GPT-2; its linear maps hold W (in, out)
+
+
+def gelu_new(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gpt2(tokens, state, norm, *, n_layer, n_head):
+    """Logits (T, V) of one sequence of ids (T,).
+
+    `state` maps GPT-2's parameter names to arrays; `norm(name, h)` applies the norm of that name, and gives for an
+    ln_1 two results: what q and k read, and what v reads.
+    """
+
+    def linear(name, x, columns=slice(None)):
+        return x @ state[name + ".weight"][:, columns] + state[name + ".bias"][columns]
+
+    T = len(tokens)
+    h = state["transformer.wte.weight"][tokens] + state["transformer.wpe.weight"][:T]
+    d, size = h.shape[1], h.shape[1] // n_head
+    for i in range(n_layer):
+        block = f"transformer.h.{i}."
+        x_qk, x_v = norm(block + "ln_1", h)
+        q = linear(block + "attn.c_attn", x_qk, slice(0, d))
+        k = linear(block + "attn.c_attn", x_qk, slice(d, 2 * d))
+        v = linear(block + "attn.c_attn", x_v, slice(2 * d, 3 * d))
+        outputs = []
+        for head in range(n_head):
+            mine = slice(head * size, (head + 1) * size)
+            scores = q[:, mine] @ k[:, mine].T / np.sqrt(size)
+            scores[np.triu_indices(T, 1)] = -np.inf
+            outputs.append(np.exp(log_softmax(scores)) @ v[:, mine])
+        h = h + linear(block + "attn.c_proj", np.concatenate(outputs, axis=-1))
+        h = h + linear(block + "mlp.c_proj", gelu_new(linear(block + "mlp.c_fc", norm(block + "ln_2", h))))
+    return norm("transformer.ln_f", h) @ state["lm_head.weight"].T
