@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["tapernorm.pretrain", "tapernorm.cli", "torch._dynamo"])  # imported by the first step
+FORK = multiprocessing.get_context("forkserver")
+# Steps import torch._dynamo, and a GPT-2 its part of transformers.
+FORK.set_forkserver_preload(["tapernorm.pretrain", "tapernorm.finetune", "tapernorm.cli", "torch._dynamo"])
 
 Sabotage = Callable[[], None]
 
 
 def run_apart(sabotage: Sabotage, arguments: list[str], log: Path) -> int:
     """Exit code of `tapernorm ARGUMENTS` in a process that first calls `sabotage` (picklable); stderr goes to `log`."""
-    process = _FORK.Process(target=_child, args=(sabotage, arguments, log))
+    process = FORK.Process(target=_child, args=(sabotage, arguments, log))
     process.start()
     process.join()
     assert process.exitcode is not None
@@ -98,6 +99,7 @@ def in_evaluation(window: int) -> None:
 
 def at_operation(number: int) -> None:
     """Die at file operation `number`: before it, or half way through where it writes."""
+    from tapernorm.checkpoint import HashedWriter
     from tapernorm.metrics import MetricsFile
 
     count = 0
@@ -147,3 +149,14 @@ def at_operation(number: int) -> None:
         half_way(holder, name)
         before(holder, name)
     shutil.copyfile = dying_copy
+
+    write = HashedWriter._write
+
+    def dying_write(self: HashedWriter, content: memoryview) -> None:
+        where = f"half way through a checkpoint's {self._file}"
+        if len(content) > 4000 and point(where):  # of some 700 writes: what is in it, and the table at its end
+            write(self, content[: len(content) // 2])
+            die(where)
+        write(self, content)
+
+    HashedWriter._write = dying_write

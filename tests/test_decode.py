@@ -12,13 +12,13 @@ from builders import decoder, shape, tokens
 from hugging_face import hugging_face
 from safetensors.torch import load_file
 
-from tapernorm.config import DecoderConfig
 from tapernorm.decode import Sampling, generate, pad_left
 from tapernorm.errors import UserError
 from tapernorm.folding import fold
 from tapernorm.models.llama import Decoder
 from tapernorm.models.packed import PackedDecoder
 from tapernorm.rng import generator
+from tapernorm.settings import DecoderConfig
 from tapernorm.train import has_compiler
 
 STORIES = Path(__file__).parents[2] / "shared/models/stories260K"

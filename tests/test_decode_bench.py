@@ -11,10 +11,11 @@ from torch._dynamo.testing import CompileCounter
 from tapernorm import decode_bench, machine
 from tapernorm.arms import ARMS, make_arms
 from tapernorm.bench import interleave
-from tapernorm.config import BenchConfig, BenchJob
 from tapernorm.decode_bench import Stepper, available_modes, check_arms, with_context
 from tapernorm.errors import UserError
+from tapernorm.jobs import BenchJob
 from tapernorm.report import decode_rows
+from tapernorm.settings import BenchConfig
 
 CPU = torch.device("cpu")
 SECONDS = {"baseline_naive": 6.0, "baseline": 5.0, "unfused": 4.0, "fused": 3.0, "identity": 2.0}

@@ -30,12 +30,12 @@ from training import (
     write_stream,
 )
 
-import tapernorm.pretrain
+import tapernorm.training_run
 from tapernorm.checkpoint import Checkpoints
 from tapernorm.cli import main
-from tapernorm.config import PretrainJob
 from tapernorm.errors import UserError
 from tapernorm.files import read_json
+from tapernorm.jobs import PretrainJob
 from tapernorm.pretrain import pretrain
 from tapernorm.runlock import run_lock
 from tapernorm.train import Diverged, Trainer
@@ -198,7 +198,7 @@ def test_a_run_killed_at_any_file_operation_ends_the_same(tokens: Path, tmp_path
     for what in (
         *("before fsync", "before replace", "before unlink", "before rmdir", "before _write_all"),
         *("half way through _write_all", "half way through write_bytes", "half way through write_text"),
-        "half way through copyfile",
+        *("half way through copyfile", "half way through a checkpoint"),
     ):
         assert any(what in said for said in struck), what
     for file in ("step-00000004", "step-00000012", "metrics.jsonl", "model.safetensors", "config.json", "result.json"):
@@ -309,10 +309,18 @@ def first_step(job: PretrainJob, tokens: Path, run: Path, monkeypatch: pytest.Mo
     return step.value.args[0]
 
 
+def newest(folder: Path, fingerprint: str) -> int:
+    """The step that a run in `folder` would resume after."""
+    checkpoints = Checkpoints(folder, fingerprint)
+    path = checkpoints.latest()
+    assert path is not None
+    return checkpoints.load(path)[0]
+
+
 def test_a_checkpoint_put_in_the_wrong_folder_is_refused(tokens: Path, tmp_path: Path) -> None:
     folder = interrupted(tokens, tmp_path / "run")
     with pytest.raises(UserError, match=f"other settings or data.*{folder.name}.*start anew"):
-        Checkpoints(folder, "0123456789abcdef").latest()
+        newest(folder, "0123456789abcdef")
 
 
 def truncate(path: Path) -> None:
@@ -375,8 +383,7 @@ def test_a_diverging_run_stops_by_name_and_is_not_repeated(tokens: Path, tmp_pat
     assert said.startswith("tapernorm: all_aux d12 seed3: the ")
     assert f" is not finite at step {stopped};" in said
     (folder,) = (run / "resume").iterdir()
-    step, _ = Checkpoints(folder, folder.name).latest() or (None, None)
-    assert step == stopped  # the state before the step that failed
+    assert newest(folder, folder.name) == stopped  # the state before the step that failed
     assert read_json(folder / "diverged.json")["step"] == stopped
     assert not (run / "result.json").exists()
 
@@ -461,14 +468,14 @@ def test_a_full_disk_while_publishing_leaves_no_result_and_a_retry_publishes(
 ) -> None:
     expected = uninterrupted(SPARSE)
     planned = tmp_path / f".model.safetensors.{os.getpid()}.partial"
-    original = tapernorm.pretrain.save
+    original = tapernorm.training_run.save
 
     def save(model: Any, out: Path) -> None:
         planned.symlink_to("/dev/full")  # every write to it fails for want of space
         original(model, out)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tapernorm.pretrain, "save", save)
+        patch.setattr(tapernorm.training_run, "save", save)
         assert main(command(SPARSE, tokens, tmp_path)) == 2
     assert "model.safetensors: the disk is full: free some space" in capsys.readouterr().err
     assert not planned.is_symlink()
@@ -488,7 +495,7 @@ def test_cuda_asked_for_and_absent_is_refused(tokens: Path, tmp_path: Path, monk
 
 
 def test_tokens_of_another_vocabulary_are_refused(tokens: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"vocabulary of 61 and the model one of 64.*set tokenizer\.vocab_size"):
+    with pytest.raises(UserError, match=r"vocabulary of 61 and the model one of 64.*make the tokens again"):
         pretrain(make_job(vocab_size=64), tokens, tmp_path / "run", HARDWARE)
     assert not (tmp_path / "run").exists()
 

@@ -13,24 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from training import HARDWARE, START, STEPS, make_job
 
-from tapernorm.config import PretrainJob
 from tapernorm.errors import UserError
 from tapernorm.evaluate import Evaluation
 from tapernorm.files import read_json
+from tapernorm.jobs import PretrainJob
 from tapernorm.models.llama import Decoder
+from tapernorm.optimisation import Optimisation
 from tapernorm.pretrain import attach_variant
 from tapernorm.rng import generator
 from tapernorm.schedule import GateSchedule, gate_at, lr_at
-from tapernorm.train import Diverged, Plan, Trainer, make_optimizer, pick_device
+from tapernorm.train import Diverged, Plan, Trainer, pick_device
 
 GROUPS = ("embeddings", "attention", "mlp", "norms")
 PARTS = {"norm": "norms", "self_attn.": "attention", ".mlp.": "mlp"}
 
 
-def batches(job: PretrainJob) -> Callable[[int], Tensor]:
-    def batch_at(step: int) -> Tensor:
+def batches(job: PretrainJob) -> Callable[[int], tuple[Tensor, Tensor]]:
+    def batch_at(step: int) -> tuple[Tensor, Tensor]:
         size = (job.train.batch, job.model.context + 1)
-        return torch.randint(job.model.vocab_size, size, generator=generator(0, f"batch {step}"))
+        both = torch.randint(job.model.vocab_size, size, generator=generator(0, f"batch {step}"))
+        return both[:, :-1], both[:, 1:]
 
     return batch_at
 
@@ -47,7 +49,8 @@ def make_trainer(
     settings: dict[str, Any] = {
         "label": "tiny",
         "steps": job.steps,
-        "settings": job.train,
+        "seed": job.seed,
+        "optimisation": Optimisation.of_pretraining(job.train, job.steps),
         "hardware": HARDWARE.model_copy(update={"micro_batch": micro_batch}),
         "batch_at": batches(job),
         "validate": lambda: Evaluation(nats=1.0, tokens=1, bytes=1),
@@ -75,8 +78,8 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
     state = dict(trainer.model.state_dict())
     for index, entry in trainer.optimizer.state_dict()["state"].items():
         state |= {f"optimizer {index} {key}": value for key, value in entry.items()}
-    if trainer.taper is not None:
-        state |= {f"taper {k}": torch.as_tensor(v) for k, v in trainer.taper.state_dict().items()}
+    if trainer.driver is not None:
+        state |= {f"taper {k}": torch.as_tensor(v) for k, v in trainer.driver.state_dict().items()}
     return {name: value.clone() for name, value in state.items()}
 
 
@@ -87,7 +90,7 @@ def of_one_step(trainer: Trainer, k: int) -> dict[str, Any]:
     """Metrics, gradients and running means of step k."""
     gradients = keep_gradients(trainer)
     row = trainer.step(k)
-    means = {} if trainer.taper is None else trainer.taper.state_dict()
+    means = {} if trainer.driver is None else trainer.driver.state_dict()
     return {**row, **{f"gradient {n}": g for n, g in gradients.items()}, **means}
 
 
@@ -114,13 +117,13 @@ def test_accumulation_changes_nothing(tmp_path: Path, norm: str, batch: int, k: 
     for earlier in range(k):
         trainer.step(earlier)
     # copied as one, for they share the gate
-    states = [trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.taper.state_dict()]
+    states = [trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.driver.state_dict()]
     states = copy.deepcopy(states)
     whole = of_one_step(trainer, k)
     assert (whole["aux"] > 0) == (k >= START)
     for micro_batch in (1, 2, 4):
         split = make_trainer(job, tmp_path, micro_batch=micro_batch)
-        for part, state in zip((split.model, split.optimizer, split.taper), states, strict=True):
+        for part, state in zip((split.model, split.optimizer, split.driver), states, strict=True):
             part.load_state_dict(copy.deepcopy(state))
         found = differences(whole, of_one_step(split, k))
         assert max(found.values()) < 1e-12, {n: d for n, d in found.items() if d >= 1e-12}
@@ -129,9 +132,9 @@ def test_accumulation_changes_nothing(tmp_path: Path, norm: str, batch: int, k: 
 def test_a_mean_of_means_would_be_seen(tmp_path: Path) -> None:
     """The control of the test above: unequal micro-batches weigh by their rows."""
     trainer = make_trainer(make_job(batch=5), tmp_path)
-    windows = trainer.plan.batch_at(0)
+    parts = zip(*(each.split(2) for each in trainer.plan.batch_at(0)), strict=True)
     with torch.no_grad():
-        means = [trainer.loss(trainer.model, None, rows)[0].item() for rows in windows.split(2)]
+        means = [trainer.loss(trainer.model, None, *rows)[0].item() for rows in parts]
     weighted = np.average(means, weights=[2, 2, 1])
     row = trainer.step(0)
     assert row["ce"] == pytest.approx(weighted, abs=1e-12)
@@ -142,7 +145,7 @@ def test_statistics_are_fed_once_per_step_whatever_the_micro_batch(tmp_path: Pat
     trainer = make_trainer(make_job(), tmp_path, micro_batch=1)
     for k in range(START + 2):
         trainer.step(k)
-    updates = {n: v.item() for n, v in trainer.taper.state_dict().items() if n.endswith("updates")}
+    updates = {n: v.item() for n, v in trainer.driver.state_dict().items() if n.endswith("updates")}
     assert len(updates) == 6
     assert set(updates.values()) == {START}
 
@@ -150,12 +153,12 @@ def test_statistics_are_fed_once_per_step_whatever_the_micro_batch(tmp_path: Pat
 # --- against a direct computation ---
 
 
-def forward_by_hand(model: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
+def forward_by_hand(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """(logits, input of the final norm) of the model as it stands."""
     seen = []
     handle = model.get_submodule("model.norm").register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.no_grad():
-        logits = model(windows[:, :-1])
+        logits = model(inputs)
     handle.remove()
     return logits, seen[0]
 
@@ -169,10 +172,10 @@ def test_a_row_says_what_the_step_did(tmp_path: Path, norm: str, variant: str) -
     schedule = GateSchedule(START, STEPS)
     scale_means = []
     for k in range(STEPS):
-        if trainer.taper is not None:
-            trainer.taper.set_step(k)
-        windows = trainer.plan.batch_at(k)
-        logits, h = forward_by_hand(trainer.model, windows)
+        if trainer.driver is not None:
+            trainer.driver.set_step(k)
+        inputs, targets = trainer.plan.batch_at(k)
+        logits, h = forward_by_hand(trainer.model, inputs)
         if norm == "layernorm":
             h = h - h.mean(-1, keepdim=True)
         scale = (h.square().mean(-1) + job.model.norm_eps).sqrt()
@@ -184,7 +187,7 @@ def test_a_row_says_what_the_step_did(tmp_path: Path, norm: str, variant: str) -
         assert row["lr"] == lr_at(k, steps=STEPS, peak=job.train.lr, warmup=3)
         assert {group["lr"] for group in trainer.optimizer.param_groups} == {row["lr"]}
         assert row["step"] == k
-        assert row["ce"] == pytest.approx(F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item())
+        assert row["ce"] == pytest.approx(F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item())
         assert row["logit_rms"] == pytest.approx(logits.square().mean().sqrt().item(), rel=1e-12)
         assert row["logit_max"] == pytest.approx(logits.abs().max().item(), rel=1e-12)
         assert row["scale_mean"] == pytest.approx(scale.mean().item(), rel=1e-12)
@@ -205,7 +208,7 @@ def test_a_row_says_what_the_step_did(tmp_path: Path, norm: str, variant: str) -
         for group, square in squares.items():
             assert row[f"grad_norm_{group}"] == pytest.approx(math.sqrt(square), rel=1e-12)
         assert row["grad_norm"] == pytest.approx(math.sqrt(sum(squares.values())), rel=1e-12)
-    assert trainer.taper is None or row["gate"] < 0.1
+    assert trainer.driver is None or row["gate"] < 0.1
 
 
 def test_the_gradient_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
@@ -219,7 +222,7 @@ def test_the_gradient_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("decay", "moved"), [(0.0, False), (0.5, True)])
 def test_only_matrices_decay(tmp_path: Path, decay: float, moved: bool) -> None:
     model = make_trainer(make_job(), tmp_path).model
-    optimizer = make_optimizer(model, make_job(weight_decay=decay).train)
+    optimizer = Optimisation.of_pretraining(make_job(weight_decay=decay).train, STEPS).optimizer(model)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -240,8 +243,8 @@ def test_a_step_equals_plain_adamw_by_hand(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, foreach=False, fused=False)
     for k in range(STEPS):
         trainer.step(k)
-        windows = trainer.plan.batch_at(k)
-        F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()).backward()
+        inputs, targets = trainer.plan.batch_at(k)
+        F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = lr_at(k, steps=STEPS, peak=job.train.lr, warmup=3)
@@ -274,7 +277,7 @@ CASES = {
     "an infinite weight": (lambda t: poison_head(t, math.inf), "the cross-entropy"),
     "a gradient that overflows": (lambda t: poison_head(t, 3e37), "the gradient of model."),
     "finite gradients, infinite norm": (lambda t: poison_head(t, 1e21), "the gradient norm"),
-    "an anchor that overflows": (lambda t: t.taper.scale_target.fill_(-1e30), "the anchor loss"),
+    "an anchor that overflows": (lambda t: t.driver.scale_target.fill_(-1e30), "the auxiliary loss"),
 }
 
 
@@ -289,7 +292,7 @@ def test_a_number_that_is_not_finite_stops_before_the_update(
     for k in range(START + 1):
         trainer.step(k)
     poison(trainer)
-    trainer.taper.set_step(START + 1)
+    trainer.driver.set_step(START + 1)
     before = state_of(trainer)
     with pytest.raises(Diverged, match=f"^tiny: {tensor}.* is not finite at step {START + 1};"):
         trainer.step(START + 1)
@@ -338,7 +341,7 @@ def test_a_known_divergence_is_told_again_without_a_step(tmp_path: Path) -> None
 
 
 def test_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
-    def batch_at(step: int) -> Tensor:
+    def batch_at(step: int) -> tuple[Tensor, Tensor]:
         if step == 9:
             poison_head(trainer, math.nan)
         return batches(job)(step)
@@ -347,7 +350,7 @@ def test_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
     trainer = make_trainer(job, tmp_path, batch_at=batch_at)
     with pytest.raises(Diverged, match="at step 9"):
         trainer.run()
-    step, state = trainer.checkpoints.latest()
+    step, state = trainer.checkpoints.load(trainer.checkpoints.latest())
     assert step == 8
     assert all(value.isfinite().all() for value in state["model"].values())
 
@@ -359,7 +362,7 @@ def test_the_gate_is_shut_for_the_final_score(tmp_path: Path) -> None:
     gates = []
 
     def validate() -> Evaluation:
-        gates.append(trainer.taper.gate.item())
+        gates.append(trainer.driver.gate.item())
         return Evaluation(nats=2.0, tokens=4, bytes=8)
 
     trainer = make_trainer(make_job(eval_every=6), tmp_path, validate=validate)
@@ -373,7 +376,7 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
     trainer = make_trainer(make_job(), tmp_path)
     other = make_trainer(make_job(), tmp_path)
     with pytest.raises(UserError, match="the optimizer does not train"):
-        trainer.taper.check(other.optimizer)
+        trainer.driver.check(other.optimizer)
 
 
 def test_devices_are_picked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A tiny pre-training job on a made-up token stream, and what two runs of it must have in common."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,24 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from tapernorm.config import HardwareConfig, PretrainJob, canonical_json
 from tapernorm.files import sha256_of, write_json
+from tapernorm.identity import canonical_json
+from tapernorm.jobs import PretrainJob
+from tapernorm.settings import HardwareConfig
 
 torch.set_num_threads(1)
 
 VOCABULARY = 61
 HARDWARE = HardwareConfig(
-    device="cpu", threads=1, compile=False, micro_batch=None, checkpoint_every=4, tensorboard=False
+    device="cpu",
+    threads=1,
+    compile=False,
+    micro_batch=None,
+    checkpoint_every=4,
+    tensorboard=False,
+    activation_checkpointing=False,
+    jobs_per_gpu=1,
+    devices_per_job=1,
 )
 
 
@@ -101,7 +112,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
-def outcome_of(run: Path) -> dict[str, Any]:
+def outcome_of(run: Path, details: Sequence[str] = ("norms", "scale_target")) -> dict[str, Any]:
     """All that a finished run computed, as plain numbers; its times and its memory apart."""
     result = json.loads((run / "result.json").read_text())
     return {
@@ -109,8 +120,7 @@ def outcome_of(run: Path) -> dict[str, Any]:
         "weights": {name: value.tolist() for name, value in load_file(run / "model.safetensors").items()},
         "config": json.loads((run / "config.json").read_text()),
         "values": {name: value for name, value in result["values"].items() if name not in MEASURED},
-        "norms": result["norms"],
-        "scale_target": result["scale_target"],
+        **{name: result[name] for name in details},
         "job": result["job"],
     }
 

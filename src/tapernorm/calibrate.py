@@ -5,9 +5,12 @@ optimizer step, divides by the count, so neither gradient accumulation nor a sec
 activation checkpointing changes the value that enters it.
 """
 
+from collections.abc import Iterable
+
 import torch
 
 from .buffers import WideBuffers
+from .ranks import sum_over_ranks
 
 
 class RunningMean(WideBuffers):
@@ -52,6 +55,14 @@ class RunningMean(WideBuffers):
     def value(self) -> torch.Tensor:
         """The bias-corrected means (size,); NaN before the first update."""
         return self.ema / (1 - (1 - self.rate) ** self.updates)
+
+
+def update_means(means: Iterable[RunningMean]) -> None:
+    """One EMA step of each over everything added since the last one on all ranks: over the whole batch of a step."""
+    means = list(means)
+    sum_over_ranks(part for mean in means for part in (mean.sums, mean.count))
+    for mean in means:
+        mean.update()
 
 
 def least_squares_c(means: torch.Tensor) -> torch.Tensor:

@@ -16,15 +16,17 @@ from torch import Tensor
 
 from .arms import make_arms
 from .bench import Samples, interleave
-from .config import BenchConfig, BenchJob, digest
 from .decode import decode_step, prefill
 from .errors import UserError
+from .identity import digest
+from .jobs import BenchJob
 from .machine import machine_facts, read_bandwidth, synchronize
 from .models.cache import KVCache
 from .models.llama import Decoder, RotaryTable
 from .models.packed import PackedDecoder
 from .provenance import provenance
 from .rng import generator
+from .settings import BenchConfig
 from .train import has_compiler
 
 SCHEMA_VERSION = 1

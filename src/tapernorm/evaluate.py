@@ -1,21 +1,24 @@
-"""Validation cross-entropy over a whole token stream (method.md section 11)."""
+"""Validation cross-entropy over a whole token stream, or over blocks (method.md section 11)."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .arch import logits_of
+from .ranks import dealt, sum_over_ranks
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Summed cross-entropy of `tokens` targets whose text is `bytes` UTF-8 bytes long."""
+    """Summed cross-entropy of `tokens` targets whose text is `bytes` UTF-8 bytes long (None: not known)."""
 
     nats: float
     tokens: int
-    bytes: int
+    bytes: int | None
 
     @property
     def ce(self) -> float:
@@ -23,9 +26,14 @@ class Evaluation:
         return self.nats / self.tokens
 
     @property
-    def bits_per_byte(self) -> float:
+    def bits_per_byte(self) -> float | None:
         """Comparable across tokenizers: total bits over the bytes of the text, document ends costing bits only."""
-        return self.nats / math.log(2) / self.bytes
+        return None if self.bytes is None else self.nats / math.log(2) / self.bytes
+
+    def row(self) -> dict[str, float]:
+        """What a line of metrics says of it."""
+        known = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
+        return {"valid_ce": self.ce, **known}
 
 
 def scoring_windows(tokens: Tensor, *, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -44,9 +52,8 @@ def scoring_windows(tokens: Tensor, *, context: int, batch: int) -> Iterator[tup
         yield piece[None, :-1], piece[None, 1:]
 
 
-@torch.no_grad()
 def evaluate(
-    logits_of: Callable[[Tensor], Tensor],
+    model: nn.Module | Callable[[Tensor], Tensor],
     tokens: Tensor,
     *,
     text_bytes: int,
@@ -54,21 +61,43 @@ def evaluate(
     batch: int,
     device: torch.device,
 ) -> Evaluation:
-    """Score a token stream (n,) in float32 or wider, in non-overlapping windows; all targets but the first token count.
+    """Score a token stream (n,) in non-overlapping windows; all targets but the first token count.
 
-    `logits_of` maps ids (b, t) to logits (b, t, V); a module is put into eval mode for the pass and back.
+    `model` maps ids (b, t) to logits (b, t, V); see `cross_entropy_sum`.
     """
-    module = logits_of if isinstance(logits_of, nn.Module) else None
+    nats = cross_entropy_sum(model, scoring_windows(tokens, context=context, batch=batch), device)
+    return Evaluation(nats, len(tokens) - 1, text_bytes)
+
+
+def evaluate_blocks(model: nn.Module, rows: Tensor, *, batch: int, device: torch.device) -> Evaluation:
+    """Score blocks (n, T), each by itself: T - 1 targets a row, every row counted."""
+    pieces = ((part, part[:, 1:]) for part in (some.to(torch.int64) for some in rows.split(batch)))
+    nats = cross_entropy_sum(model, pieces, device)
+    return Evaluation(nats, rows.shape[0] * (rows.shape[1] - 1), None)
+
+
+@torch.no_grad()
+def cross_entropy_sum(
+    model: nn.Module | Callable[[Tensor], Tensor], pieces: Iterable[tuple[Tensor, Tensor]], device: torch.device
+) -> float:
+    """Nats of all targets, in float32 or wider; pieces are ids (b, t) and the targets (b, s <= t) of their first s.
+
+    A module is put into eval mode for the pass and back. The ranks that train it deal the pieces out among them.
+    """
+    module = model if isinstance(model, nn.Module) else None
     training = module is not None and module.training
     if module is not None:
         module.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
     try:
-        for inputs, targets in scoring_windows(tokens, context=context, batch=batch):
-            logits = logits_of(inputs.to(device)).flatten(0, 1)
+        for inputs, targets in dealt(pieces):
+            ids = inputs.to(device)
+            logits = model(ids) if module is None else logits_of(module, ids)
+            logits = logits[:, : targets.shape[1]].flatten(0, 1)
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
             nats += F.cross_entropy(wide, targets.to(device).flatten(), reduction="sum")
     finally:
         if module is not None:
             module.train(training)
-    return Evaluation(nats.item(), len(tokens) - 1, text_bytes)
+    sum_over_ranks([nats])
+    return nats.item()

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from .errors import UserError
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, named: Callable[[], Path] | None = None) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; on success it becomes `path`, on any error it is removed.
+
+    Args:
+        named: gives the name that it takes in place of `path`, where that depends on what was written.
 
     Raises:
         UserError: the disk is full or the folder cannot be written; earlier content of `path` is intact.
@@ -25,7 +28,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, path if named is None else named())
         sync_folder(path.parent)
     except BaseException as error:
         if path.parent.is_dir():

@@ -1,27 +1,33 @@
 """Fold a finished run: its unfused and fused exports, and the proof that its loss did not move."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from .arch import context_of
 from .data.tokens import TokenStream
 from .errors import UserError
 from .evaluate import evaluate
 from .files import read_json, write_json
 from .folding import fold
-from .models.llama import Decoder
 from .models.store import load, save
-from .pretrain import require_vocabulary
 from .provenance import provenance
 from .train import pick_device
+from .training_run import require_vocabulary
 
 SCHEMA_VERSION = 1
 FORMS = {"unfused": False, "fused": True}
 
 
-def fold_run(run: Path, tokens: Path, out: Path, *, device: str, threads: int) -> dict[str, Any]:
-    """Fold the tapered model in `run` both ways into `out`/{unfused,fused}, score all three, write `out`/result.json.
+def fold_run(
+    run: Path, tokens: Path | None, out: Path, *, forms: Sequence[str] = tuple(FORMS), device: str, threads: int
+) -> dict[str, Any]:
+    """Fold the tapered model in `run` into `out`/{form} for each of `forms`; write and return `out`/result.json.
+
+    With token streams in `tokens`, the tapered model and every form of it are scored.
 
     Raises:
         UserError: the run holds no foldable model, or another vocabulary than the token streams.
@@ -32,26 +38,15 @@ def fold_run(run: Path, tokens: Path, out: Path, *, device: str, threads: int) -
     chosen = pick_device(device)
     torch.set_num_threads(threads)
     model = load(run).to(chosen)
-    stream = TokenStream.open(tokens, "valid")
-    require_vocabulary(model.config.vocab_size, stream, tokens)
-
-    def loss(scored: Decoder) -> dict[str, Any]:
-        score = evaluate(
-            scored,
-            stream.tokens,
-            text_bytes=stream.split["bytes"],
-            context=model.config.context,
-            batch=16,
-            device=chosen,
-        )
-        return {"value": score.ce, "unit": "nats/token"}
-
+    stream = None if tokens is None else _open_stream(tokens, model)
     (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
-    values, reports = {"valid_ce_gated": loss(model)}, {}
-    for form, fused in FORMS.items():
-        folded, report = fold(model, fused=fused)
+    values = {} if stream is None else {"valid_ce_gated": _loss(model, stream, chosen)}
+    reports = {}
+    for form in forms:
+        folded, report = fold(model, fused=FORMS[form])
         save(folded, out / form)
-        values[f"valid_ce_{form}"] = loss(folded)
+        if stream is not None:
+            values[f"valid_ce_{form}"] = _loss(folded, stream, chosen)
         reports[form] = report.as_dict()
     result = {
         "schema_version": SCHEMA_VERSION,
@@ -65,3 +60,22 @@ def fold_run(run: Path, tokens: Path, out: Path, *, device: str, threads: int) -
     }
     write_json(out / "result.json", result)
     return result
+
+
+def _open_stream(tokens: Path, model: nn.Module) -> TokenStream:
+    stream = TokenStream.open(tokens, "valid")
+    config: Any = model.config
+    require_vocabulary(config.vocab_size, stream.manifest, tokens)
+    return stream
+
+
+def _loss(model: nn.Module, stream: TokenStream, device: torch.device) -> dict[str, Any]:
+    score = evaluate(
+        model,
+        stream.tokens,
+        text_bytes=stream.split["bytes"],
+        context=context_of(model),
+        batch=16,
+        device=device,
+    )
+    return {"value": score.ce, "unit": "nats/token"}

@@ -8,6 +8,7 @@ import torch
 from .data.tokenizer import Tokenizer
 from .decode import Sampling, generate
 from .errors import UserError
+from .models.llama import Decoder
 from .models.packed import PackedDecoder
 from .models.store import load
 from .rng import generator
@@ -39,7 +40,7 @@ def stream_text(
         raise UserError(str(error)) from None
     coder = Tokenizer(tokenizer or find_tokenizer(checkpoint))
     chosen = pick_device(device)
-    model = load(checkpoint).requires_grad_(False).to(chosen)
+    model = load(checkpoint, Decoder).requires_grad_(False).to(chosen)
     if coder.vocab_size != model.config.vocab_size:
         raise UserError(
             f"the tokenizer has {coder.vocab_size} pieces and the model {model.config.vocab_size}: "

@@ -10,23 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .arch import architecture_of
 from .errors import UserError
 from .files import unwritable
+from .ranks import gathered
 
 GROUPS = ("embeddings", "attention", "mlp", "norms")
 
 
 def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Parameters by what they belong to: embeddings (the head among them), attention, mlp, norms."""
+    arch = architecture_of(model)
+    norms = {*arch.internal_norms(model), arch.final}
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
     for name, parameter in model.named_parameters():
-        groups[_group_of(name)].append(parameter)
+        groups["norms" if name.rpartition(".")[0] in norms else _group_of(name)].append(parameter)
     return groups
 
 
 def _group_of(name: str) -> str:
-    if "norm" in name:
-        return "norms"
     if "attn" in name:
         return "attention"
     return "mlp" if ".mlp." in name else "embeddings"
@@ -38,14 +40,14 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 class StepMeter:
-    """Logit and pre-logit magnitudes over the micro-batches of one optimizer step."""
+    """Logit and pre-logit magnitudes over the micro-batches of one optimizer step, those of all ranks."""
 
     def __init__(self) -> None:
         self._logit_square = self._scale = 0.0  # means over tokens
         self._logit_max = self._scale_max = 0.0
 
     def add(self, share: float, logits: Tensor, scale: Tensor) -> None:
-        """A micro-batch that is `share` of the batch: logits (b, T, V), pre-logit scale (b, T, 1)."""
+        """A micro-batch that is `share` of the whole batch: logits (b, T, V), pre-logit scale (b, T, 1)."""
         logits, scale = logits.detach(), scale.detach()
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         low, high = logits.aminmax()
@@ -54,15 +56,16 @@ class StepMeter:
         self._scale += share * scale.mean().item()
         self._scale_max = max(self._scale_max, scale.max().item())
 
-    def row(self, scale_target: Tensor | None) -> dict[str, float | None]:
-        """The metrics, s_tgt among them once it is set."""
-        target = None if scale_target is None else scale_target.item()
+    def row(self) -> dict[str, float]:
+        """The metrics of a logged step; the same on every rank."""
+        every = gathered([self._logit_square, self._scale, self._logit_max, self._scale_max])  # (ranks, 4)
+        logit_square, scale = every[:, :2].sum(0).tolist()
+        logit_max, scale_max = every[:, 2:].amax(0).tolist()
         return {
-            "logit_rms": math.sqrt(self._logit_square),
-            "logit_max": self._logit_max,
-            "scale_mean": self._scale,
-            "scale_max": self._scale_max,
-            "scale_target": None if target is None or math.isnan(target) else target,
+            "logit_rms": math.sqrt(logit_square),
+            "logit_max": logit_max,
+            "scale_mean": scale,
+            "scale_max": scale_max,
         }
 
 
@@ -117,6 +120,19 @@ class MetricsFile:
         self._file.close()
         if self._events is not None:
             self._events.close()
+
+
+class NoMetrics:
+    """In place of the file on the ranks that write none."""
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def sync(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def _event_writer(folder: Path, step: int) -> Any:

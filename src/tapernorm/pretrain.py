@@ -1,36 +1,25 @@
-"""One pre-training job: build the model of its variant, train it, score it at g = 0, publish (method.md section 9).
+"""One pre-training job: build the model of its variant, train it, score it at g = 0, publish (method.md section 9)."""
 
-Beside its results, a running job keeps `resume/{fingerprint}/` (checkpoints and growing metrics). Workflow
-engines delete declared outputs before each start, so none of it is declared; another config has
-another fingerprint and never meets it.
-"""
-
-import os
-import resource
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .config import HardwareConfig, PretrainJob, canonical_json, digest
 from .data.tokens import TokenStream, windows
-from .errors import UserError
-from .evaluate import Evaluation, evaluate
-from .files import read_json, remove_partials, whole_file, write_json
-from .models.llama import Decoder, parameter_count
-from .models.store import save
-from .provenance import provenance
+from .evaluate import Evaluation, evaluate, scoring_windows
+from .jobs import PretrainJob
+from .models.llama import Decoder
+from .optimisation import Optimisation
+from .radial import radial_share
 from .rng import generator
-from .runlock import run_lock
 from .schedule import GateSchedule
+from .settings import HardwareConfig
 from .taper import Taper, attach
 from .train import Plan, Trainer, pick_device
+from .training_run import data_hashes, fingerprint_of, require_vocabulary, run_training
 
-SCHEMA_VERSION = 1
-RESULT_FILES = ("metrics.jsonl", "model.safetensors", "config.json", "result.json")
-_NUMERICS = 1  # raised when the code changes what a job computes: checkpoints of older code then never load
+_RADIAL_TOKENS = 1024  # of the validation split, on which Prop. 4.1 is measured
 
 
 def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
@@ -42,25 +31,18 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
     device = pick_device(hardware.device)
     torch.set_num_threads(hardware.threads)
     train_stream, valid_stream = (TokenStream.open(tokens, split) for split in ("train", "valid"))
-    require_vocabulary(job.model.vocab_size, train_stream, tokens)
+    require_vocabulary(job.model.vocab_size, train_stream.manifest, tokens)
 
-    def batch_at(step: int) -> torch.Tensor:
+    def batch_at(step: int) -> tuple[Tensor, Tensor]:
         shape = {"batch": job.train.batch, "context": job.model.context}
-        return windows(train_stream, seed=job.seed, step=step, **shape)
+        both = windows(train_stream, seed=job.seed, step=step, **shape)
+        return both[:, :-1], both[:, 1:]
 
     batch_at(0)  # a stream that is too short is refused before any work
-    fingerprint = digest(
-        {"numerics": _NUMERICS, "job": job.model_dump(mode="json"), "data": _data_hashes(train_stream)}
-    )
-    with run_lock(out):
-        if (done := _finished(out, fingerprint)) is not None:
-            print(f"{out} holds this very run, finished: nothing to do", file=sys.stderr)
-            _discard(out / "resume")
-            return done
+    fingerprint = fingerprint_of(job, data_hashes(train_stream.manifest))
+
+    def make_trainer(folder: Path) -> Trainer:
         model = Decoder(job.model).initialize(generator(job.seed, "init")).to(device)
-        taper = attach_variant(model, job)
-        folder = out / "resume" / fingerprint
-        remove_partials(folder)
 
         def validate() -> Evaluation:
             return evaluate(
@@ -74,8 +56,9 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
 
         plan = Plan(
             label=f"{job.variant} d{job.model.d_model} seed{job.seed}",
+            seed=job.seed,
             steps=job.steps,
-            settings=job.train,
+            optimisation=Optimisation.of_pretraining(job.train, job.steps),
             hardware=hardware,
             batch_at=batch_at,
             validate=validate,
@@ -84,33 +67,15 @@ def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig
             folder=folder,
             events=out / "tensorboard" if hardware.tensorboard else None,
         )
-        trainer = Trainer(model, taper, plan)
-        score = trainer.run()
-        result = _result(job, trainer, score, fingerprint)
-        (out / "result.json").unlink(missing_ok=True)  # an earlier run's: it vouches for the files beside it
-        with whole_file(out / "metrics.jsonl") as temporary:
-            shutil.copyfile(folder / "metrics.jsonl", temporary)
-        save(model, out)
-        write_json(out / "result.json", result)
-        _discard(out / "resume")
-    return result
+        return Trainer(model, attach_variant(model, job), plan)
 
+    def details(trainer: Trainer) -> dict[str, Any]:
+        some = max(1, _RADIAL_TOKENS // job.model.context)
+        inputs, targets = next(scoring_windows(valid_stream.tokens, context=job.model.context, batch=some))
+        share = radial_share(trainer.model, inputs.to(device), targets.to(device))
+        return {**taper_details(trainer), "radial": {"share": share, "tokens": targets.numel()}}
 
-def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The result in `out`, if it is this run's and all its files are there; result.json is written last."""
-    if not all((out / name).is_file() for name in RESULT_FILES):
-        return None
-    result = read_json(out / "result.json")
-    return result if result["provenance"].get("fingerprint") == fingerprint else None
-
-
-def _discard(folder: Path) -> None:
-    """Remove in one step what a killed removal must not leave in part."""
-    doomed = folder.with_suffix(".done")
-    shutil.rmtree(doomed, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, doomed)
-        shutil.rmtree(doomed)
+    return run_training("pretrain", job, out, fingerprint, make_trainer, details)
 
 
 def attach_variant(model: Decoder, job: PretrainJob) -> Taper | None:
@@ -126,54 +91,10 @@ def attach_variant(model: Decoder, job: PretrainJob) -> Taper | None:
     )
 
 
-def require_vocabulary(vocab_size: int, stream: TokenStream, folder: Path) -> None:
-    """Raise UserError where the model's vocabulary is not that of the token stream in `folder`."""
-    if stream.manifest["vocab_size"] != vocab_size:
-        raise UserError(
-            f"{folder} has a vocabulary of {stream.manifest['vocab_size']} and the model one of "
-            f"{vocab_size}: make the tokens again, or set tokenizer.vocab_size"
-        )
-
-
-def _data_hashes(stream: TokenStream) -> dict[str, str]:
-    return {name: split["sha256"] for name, split in stream.manifest["splits"].items()}
-
-
-def _result(job: PretrainJob, trainer: Trainer, score: Evaluation, fingerprint: str) -> dict[str, Any]:
-    tokens = job.steps * job.train.batch * job.model.context
-    values = {
-        "valid_ce": (score.ce, "nats/token"),
-        "bits_per_byte": (score.bits_per_byte, "bits/byte"),
-        "valid_tokens": (score.tokens, "tokens"),
-        "parameters": (parameter_count(trainer.model), "parameters"),
-        "train_tokens": (tokens, "tokens"),
-        "train_time_s": (trainer.elapsed_s, "s"),
-        "tokens_per_s": (tokens / trainer.elapsed_s, "tokens/s"),
-        "peak_mem_bytes": (_peak_memory(trainer.device), "bytes"),
-    }
-    taper = trainer.taper
+def taper_details(trainer: Trainer) -> dict[str, Any]:
+    """Each norm's constant and the scale target, for result.json."""
+    driver = trainer.driver
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "pretrain",
-        "job": job.model_dump(mode="json"),
-        "values": {name: {"value": value, "unit": unit} for name, (value, unit) in values.items()},
-        "norms": {} if taper is None else {name: {"c": c} for name, c in taper.constants.items()},
-        "scale_target": None if taper is None else taper.scale_target.item(),
-        "provenance": provenance(
-            config_hash=digest(canonical_json(job)),
-            fingerprint=fingerprint,
-            device=_device_name(trainer.device),
-            hardware=trainer.plan.hardware.model_dump(mode="json"),
-            seed=job.seed,
-        ),
+        "norms": {} if driver is None else {name: {"c": c} for name, c in driver.constants.items()},
+        "scale_target": None if driver is None or driver.scale_target is None else driver.scale_target.item(),
     }
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

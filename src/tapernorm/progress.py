@@ -9,19 +9,22 @@ _LINE_EVERY_S = 5.0
 
 
 class Progress:
-    """Counts optimizer steps and shows loss, gate and the time left."""
+    """Counts optimizer steps and shows loss, gate and the time left, or keeps silent."""
 
-    def __init__(self, label: str, *, start: int, total: int) -> None:
+    def __init__(self, label: str, *, start: int, total: int, shown: bool = True) -> None:
+        self.shown = shown
         self.label, self.start, self.total = label, start, total
         self._began = self._last_line = time.monotonic()
         self._bar: Any = None
-        if sys.stderr.isatty() and find_spec("tqdm") is not None:  # the core installs without it
+        if shown and sys.stderr.isatty() and find_spec("tqdm") is not None:  # the core installs without it
             from tqdm import tqdm
 
             self._bar = tqdm(desc=label, initial=start, total=total, unit="step", dynamic_ncols=True)
 
     def update(self, done: int, loss: float, gate: float) -> None:
         """`done` optimizer steps are finished, the last with this loss (nats/token)."""
+        if not self.shown:
+            return
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.3f}", gate=f"{gate:.2f}", refresh=False)
             self._bar.update(done - self._bar.n)

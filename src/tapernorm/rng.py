@@ -1,4 +1,4 @@
-"""The only place that creates random generators."""
+"""The only place that creates or seeds random generators."""
 
 import hashlib
 
@@ -9,3 +9,13 @@ def generator(seed: int, stream: str) -> torch.Generator:
     """A CPU generator that is a pure function of (seed, stream name); different streams are independent."""
     digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+
+def seed_dropout(seed: int, step: int, rank: int = 0) -> None:
+    """Seed the generators that dropout draws from, those of every device, as a pure function of (seed, step, rank).
+
+    A resumed run thus drops what an undisturbed one does, and no state of theirs needs saving. The ranks that train one
+    model draw apart from one another, for they see different rows.
+    """
+    stream = f"dropout/{step}" if rank == 0 else f"dropout/{step}/rank{rank}"
+    torch.manual_seed(generator(seed, stream).initial_seed())

@@ -38,8 +38,8 @@ def gate_at(step: int, schedule: GateSchedule) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (step - schedule.start) / (schedule.end - schedule.start)))
 
 
-def lr_at(step: int, *, steps: int, peak: float, warmup: int) -> float:
-    """Linear warm-up peak (k+1)/W for k < W, then half a cosine that reaches 0 at k = N (section 3)."""
+def lr_at(step: int, *, steps: int, peak: float, warmup: int, floor: float = 0.0) -> float:
+    """Linear warm-up peak (k+1)/W for k < W, then half a cosine that reaches `floor` at k = N (sections 3 and 10)."""
     if step < warmup:
         return peak * (step + 1) / warmup
-    return peak * 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (steps - warmup)))

@@ -2,6 +2,9 @@
 
 Step k is a function of (settings, k, state): the batch, the learning rate and the gate are pure
 functions of k, so nothing is fast-forwarded on resume, and evaluation or logging cannot shift training.
+
+Several processes may train one model, a device each (`ranks`). Each takes its share of the rows of every batch; what
+an optimizer step sees, the gradients, the norms' statistics and the losses, is that of the whole batch on all of them.
 """
 
 import math
@@ -12,6 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import torch
@@ -19,16 +23,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .anchor import ScaleProbe
-from .arch import architecture_of
+from .arch import architecture_of, logits_of
 from .checkpoint import Checkpoints
-from .config import HardwareConfig, TrainConfig
+from .driver import NormDriver
 from .errors import UserError
 from .evaluate import Evaluation
 from .files import read_json, write_json
-from .metrics import MetricsFile, StepMeter, gradient_norm, parameter_groups
+from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
+from .models.llama import Decoder
+from .optimisation import Optimisation
 from .progress import Progress
-from .schedule import lr_at
-from .taper import Taper
+from .ranks import count, from_leader, leads, rank, require_ranks, share_of, sum_gradients, sum_over_ranks
+from .rng import seed_dropout
+from .settings import HardwareConfig
+from .stopping import Stopped, requested, until_safe
+
+IGNORED = -100  # a target that does not count, as cross_entropy has it
 
 
 class Diverged(UserError):
@@ -40,18 +50,21 @@ class Plan:
     """What the trainer runs: everything but the model.
 
     Attributes:
-        batch_at: step -> token windows (B, T+1) int64.
-        validate: scores the validation split with the model as it stands.
+        seed: of dropout.
+        batch_at: step -> inputs and targets, each (B, T) int64; `IGNORED` is no target, and every row has as many.
+            The whole batch, on every rank.
+        validate: scores the validation split with the model as it stands; the same on every rank.
         fingerprint: digest of whatever defines the numbers; checkpoints of others never load.
         folder: where checkpoints and growing metrics live until the run is done.
         events: where TensorBoard event files go; None: none are written.
     """
 
     label: str
+    seed: int
     steps: int
-    settings: TrainConfig
+    optimisation: Optimisation
     hardware: HardwareConfig
-    batch_at: Callable[[int], Tensor]
+    batch_at: Callable[[int], tuple[Tensor, Tensor]]
     validate: Callable[[], Evaluation]
     tokens_per_step: int
     fingerprint: str
@@ -82,72 +95,87 @@ def require_compiler(device: torch.device) -> None:
         raise UserError("torch.compile needs a C++ compiler on a CPU: install g++, or leave compile off")
 
 
-def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only, fused."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.adam_eps, fused=True)
+def checkpoint_activations(model: nn.Module) -> None:
+    """Keep no activation inside a block: each block runs again in the backward pass, with the same dropout."""
+    if isinstance(model, Decoder):
+        model.model.checkpoint_activations = True
+    else:
+        stock: Any = model
+        stock.activation_checkpointing_enable({"use_reentrant": False})
 
 
-def training_loss(model: nn.Module, taper: Taper | None, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(CE, weighted anchor loss, logits (B, T, V)) of windows (B, T+1): the function that `compile: true` compiles."""
-    logits = model(windows[:, :-1])
+def training_loss(
+    model: nn.Module, driver: NormDriver | None, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(CE, weighted auxiliary loss, logits (B, T, V)) of tokens (B, T): the function that `compile: true` compiles."""
+    logits = logits_of(model, inputs)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    ce = F.cross_entropy(logits.flatten(0, 1).to(wide), windows[:, 1:].flatten())
-    aux = ce.new_zeros(()) if taper is None else taper.anchor_loss()
+    ce = F.cross_entropy(logits.flatten(0, 1).to(wide), targets.flatten(), ignore_index=IGNORED)
+    aux = ce.new_zeros(()) if driver is None else driver.auxiliary_loss(inputs)
     return ce, aux, logits
 
 
 class Trainer:
-    """Trains `model` by `plan`, resuming from its newest checkpoint."""
+    """Trains `model` by `plan`, resuming from its newest checkpoint.
 
-    def __init__(self, model: nn.Module, taper: Taper | None, plan: Plan) -> None:
-        self.model, self.taper, self.plan = model, taper, plan
+    Raises:
+        UserError: other than hardware.devices_per_job processes train, or the optimizer lacks a norm's parameter.
+    """
+
+    def __init__(self, model: nn.Module, driver: NormDriver | None, plan: Plan) -> None:
+        require_ranks(plan.hardware.devices_per_job)
+        self.model, self.driver, self.plan = model, driver, plan
         self.device = next(model.parameters()).device
-        self.optimizer = make_optimizer(model, plan.settings)
-        if taper is not None:
-            taper.check(self.optimizer)
+        self.optimizer = plan.optimisation.optimizer(model)
+        if driver is not None:
+            driver.check(self.optimizer)
+        if plan.hardware.activation_checkpointing:
+            checkpoint_activations(model)
         self.parameters = list(model.parameters())
         self.groups = parameter_groups(model)
         self.final_norm = model.get_submodule(architecture_of(model).final)
         self.probe = ScaleProbe.on(self.final_norm)
-        if plan.hardware.compile:
-            require_compiler(self.device)
-        self.loss = torch.compile(training_loss, dynamic=False) if plan.hardware.compile else training_loss
+        self.loss = self._compiled_loss() if plan.hardware.compile else training_loss
         self.checkpoints = Checkpoints(plan.folder, plan.fingerprint)
         self.elapsed_s = 0.0  # training time, over all resumes
         self._metrics_bytes = 0  # of the metrics file, at the last checkpoint
+
+    def _compiled_loss(self) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+        """`training_loss`, a graph for each form of the norms, for whole micro-batches and for a smaller last one."""
+        require_compiler(self.device)
+        graphs = 2 * (1 if self.driver is None else self.driver.forms)
+        compiler: Any = torch.compile  # its annotations lack recompile_limit
+        return compiler(training_loss, dynamic=False, recompile_limit=graphs)
 
     def run(self) -> Evaluation:
         """Train to the last step; the validation score of the finished model.
 
         Raises:
             Diverged: now, or in an earlier attempt at the same run, which is not repeated.
+            Stopped: by a signal, after the step at hand and a checkpoint of it.
         """
         self._refuse_known_divergence()
         start = self._resume()
-        metrics = MetricsFile(
-            self.plan.folder / "metrics.jsonl", keep_bytes=self._metrics_bytes, events=self.plan.events, step=start
-        )
-        progress = Progress(self.plan.label, start=start, total=self.plan.steps)
+        metrics = self._metrics(start) if leads() else NoMetrics()
+        progress = Progress(self.plan.label, start=start, total=self.plan.steps, shown=leads())
         self.model.train()
         try:
-            for k in range(start, self.plan.steps):
-                row = self._timed_step(k)
-                if k % self.plan.settings.log_every == 0 or k == self.plan.steps - 1:
-                    metrics.write(row)
-                self._validate(k, metrics)
-                self._checkpoint(k + 1, metrics)
-                progress.update(k + 1, row["loss"], row["gate"])
+            with until_safe():
+                for k in range(start, self.plan.steps):
+                    row = self._timed_step(k)
+                    if self._is_logged(k):
+                        metrics.write(row)
+                    self._validate(k, metrics)
+                    stop = self._asked_to_stop()
+                    self._checkpoint(k + 1, metrics, now=stop is not None)
+                    progress.update(k + 1, row["loss"], row["gate"])
+                    if stop is not None:
+                        raise Stopped(stop)
         finally:
             progress.close()
             metrics.close()
-        if self.taper is not None:
-            self.taper.set_step(self.plan.steps)
+        if self.driver is not None:
+            self.driver.set_step(self.plan.steps)
         return self._score(self.plan.steps - 1)
 
     def step(self, k: int) -> dict[str, Any]:
@@ -156,51 +184,62 @@ class Trainer:
         Raises:
             Diverged: before anything was updated.
         """
-        settings = self.plan.settings
-        lr = lr_at(k, steps=self.plan.steps, peak=settings.lr, warmup=round(settings.warmup_fraction * self.plan.steps))
+        seed_dropout(self.plan.seed, k, rank())
+        lr = self.plan.optimisation.lr_at(k)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self.taper is not None:
-            self.taper.set_step(k)
-        logged = k % settings.log_every == 0 or k == self.plan.steps - 1
-        meter = StepMeter() if logged else None
-        ce, aux = self._accumulate(self.plan.batch_at(k).to(self.device, non_blocking=True), meter)
+        if self.driver is not None:
+            self.driver.set_step(k)
+        meter = StepMeter() if self._is_logged(k) else None
+        losses = self._accumulate(*self.plan.batch_at(k), meter)
+        sum_gradients(self.parameters)
+        sum_over_ranks([losses])
         norm = gradient_norm(self.parameters)
-        ce_value, aux_value, norm_value = torch.stack([ce.double(), aux.double(), norm.double()]).tolist()
-        self._require_finite(k, {"cross-entropy": ce_value, "anchor loss": aux_value, "gradient norm": norm_value})
+        ce_value, aux_value, norm_value = torch.cat([losses, norm.double()[None]]).tolist()
+        self._require_finite(k, {"cross-entropy": ce_value, "auxiliary loss": aux_value, "gradient norm": norm_value})
         row = {
             "step": k,
             "ce": ce_value,
             "aux": aux_value,
             "loss": ce_value + aux_value,
-            "gate": 1.0 if self.taper is None else self.taper.gate.item(),
             "lr": lr,
             "grad_norm": norm_value,
+            **({"gate": 1.0, "scale_target": None} if self.driver is None else self.driver.row()),
         }
         if meter is not None:
             row |= {f"grad_norm_{name}": gradient_norm(group).item() for name, group in self.groups.items()}
-            row |= meter.row(None if self.taper is None else self.taper.scale_target)
+            row |= meter.row()
             self._require_finite(k, {name: value for name, value in row.items() if value is not None})
-        nn.utils.clip_grads_with_norm_(self.parameters, settings.clip_norm, norm)
+        nn.utils.clip_grads_with_norm_(self.parameters, self.plan.optimisation.clip_norm, norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return row
 
-    def _accumulate(self, windows: Tensor, meter: StepMeter | None) -> tuple[Tensor, Tensor]:
-        """Gradients and means (CE, weighted anchor loss) over the whole batch (B, T+1), micro-batch by micro-batch."""
-        precision = torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.settings.precision == "bf16")
-        ce_sum, aux_sum = (torch.zeros((), device=self.device) for _ in range(2))
-        with nullcontext() if self.taper is None else self.taper.observe():
-            for rows in windows.split(self.plan.hardware.micro_batch or len(windows)):
-                share = len(rows) / len(windows)
+    def _is_logged(self, k: int) -> bool:
+        return k % self.plan.optimisation.log_every == 0 or k == self.plan.steps - 1
+
+    def _accumulate(self, inputs: Tensor, targets: Tensor, meter: StepMeter | None) -> Tensor:
+        """This rank's part, micro-batch by micro-batch, of the means over the whole batch (B, T).
+
+        Returns (CE, weighted auxiliary loss), (2,) float64; the gradients of their sum are left in the parameters.
+        """
+        bf16 = self.plan.optimisation.precision == "bf16"
+        precision = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        batch = len(inputs)
+        inputs, targets = share_of(inputs), share_of(targets)
+        rows = self.plan.hardware.micro_batch or len(inputs)
+        with nullcontext() if self.driver is None else self.driver.observe():
+            for some, theirs in zip(inputs.split(rows), targets.split(rows), strict=True):
+                share = len(some) / batch
+                some, theirs = (part.to(self.device, non_blocking=True) for part in (some, theirs))
                 with precision:
-                    ce, aux, logits = self.loss(self.model, self.taper, rows)
+                    ce, aux, logits = self.loss(self.model, self.driver, some, theirs)
                 ((ce + aux) * share).backward()
-                ce_sum = ce_sum + ce.detach() * share
-                aux_sum = aux_sum + aux.detach() * share
+                sums += torch.stack([ce.detach(), aux.detach()]) * share
                 if meter is not None:
                     meter.add(share, logits, self.probe.scale(self.final_norm))
-        return ce_sum, aux_sum
+        return sums
 
     def _timed_step(self, k: int) -> dict[str, Any]:
         began = time.perf_counter()
@@ -209,44 +248,55 @@ class Trainer:
         self.elapsed_s += took
         return row | {"tokens_per_s": self.plan.tokens_per_step / took, "elapsed_s": self.elapsed_s}
 
-    def _validate(self, k: int, metrics: MetricsFile) -> None:
-        every = self.plan.settings.eval_every
+    def _metrics(self, start: int) -> MetricsFile:
+        path = self.plan.folder / "metrics.jsonl"
+        return MetricsFile(path, keep_bytes=self._metrics_bytes, events=self.plan.events, step=start)
+
+    def _validate(self, k: int, metrics: MetricsFile | NoMetrics) -> None:
+        every = self.plan.optimisation.eval_every
         if every and (k + 1) % every == 0:
-            score = self._score(k)
-            row = {"step": k, "valid_ce": score.ce, "bits_per_byte": score.bits_per_byte}
-            metrics.write(row | {"elapsed_s": self.elapsed_s})
+            metrics.write({"step": k, **self._score(k).row(), "elapsed_s": self.elapsed_s})
 
     def _score(self, k: int) -> Evaluation:
         score = self.plan.validate()
         self._require_finite(k, {"validation cross-entropy": score.ce})
         return score
 
-    def _checkpoint(self, done: int, metrics: MetricsFile) -> None:
-        if done % self.plan.hardware.checkpoint_every == 0 or done == self.plan.steps:
+    def _asked_to_stop(self) -> Signals | None:
+        """The signal that asked this process to stop; all ranks stop after the same step, whichever got one."""
+        if count() == 1:
+            return requested()
+        asked = torch.tensor([float(requested() is not None)], device=self.device)
+        sum_over_ranks([asked])
+        return (requested() or Signals.SIGTERM) if asked.item() else None
+
+    def _checkpoint(self, done: int, metrics: MetricsFile | NoMetrics, *, now: bool) -> None:
+        if now or done % self.plan.hardware.checkpoint_every == 0 or done == self.plan.steps:
             self._metrics_bytes = metrics.sync()
-            self.checkpoints.save(done, self._state())
+            from_leader(lambda: self.checkpoints.save(done, self._state()))  # no rank may end before it is written
 
     def _state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "taper": None if self.taper is None else self.taper.state_dict(),
+            "driver": None if self.driver is None else self.driver.state_dict(),
             "elapsed_s": self.elapsed_s,
             "metrics_bytes": self._metrics_bytes,
         }
 
     def _resume(self) -> int:
         """Load the newest checkpoint, if any; the number of steps already done."""
-        found = self.checkpoints.latest()
+        found = from_leader(self.checkpoints.latest)
         if found is None:
             return 0
-        step, state = found
+        step, state = self.checkpoints.load(found)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.taper is not None:
-            self.taper.load_state_dict(state["taper"])
+        if self.driver is not None:
+            self.driver.load_state_dict(state["driver"])
         self.elapsed_s, self._metrics_bytes = state["elapsed_s"], state["metrics_bytes"]
-        print(f"{self.plan.label}: resuming after step {step} of {self.plan.steps}", file=sys.stderr)
+        if leads():
+            print(f"{self.plan.label}: resuming after step {step} of {self.plan.steps}", file=sys.stderr)
         return step
 
     @property
@@ -270,5 +320,6 @@ class Trainer:
             f"earlier steps stay in {self.plan.folder}. The same run would diverge again and is refused: lower "
             f"train.lr or train.clip_norm, or delete {self._marker} to try it all the same"
         )
-        write_json(self._marker, {"fingerprint": self.plan.fingerprint, "step": k, "tensor": bad, "message": message})
+        marker = {"fingerprint": self.plan.fingerprint, "step": k, "tensor": bad, "message": message}
+        from_leader(lambda: write_json(self._marker, marker))
         raise Diverged(message)

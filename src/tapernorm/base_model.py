@@ -1,0 +1,99 @@
+"""The GPT-2 that fine-tunes start from: a published one, brought here once, or one of our own making."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .data.blocks import Blocks, batch_of
+from .errors import UserError
+from .evaluate import Evaluation, evaluate_blocks
+from .files import write_json
+from .finetune import next_tokens
+from .identity import digest
+from .jobs import BaseJob
+from .models.gpt2 import fresh, is_disarmed, load_base
+from .models.llama import parameter_count
+from .models.store import save
+from .optimisation import Optimisation
+from .provenance import provenance
+from .rng import generator
+from .runlock import run_lock
+from .settings import HardwareConfig
+from .train import Plan, Trainer, pick_device
+from .training_run import SCHEMA_VERSION, data_hashes, fingerprint_of, run_training
+
+
+def bring_model(source: str, out: Path) -> dict[str, Any]:
+    """Store the published GPT-2 of this hub name or folder in `out`, with a result.json that says what it is.
+
+    Raises:
+        UserError: it cannot be had, or is no GPT-2; the message holds the remedy.
+    """
+    with run_lock(out):
+        model = load_base(source)
+        (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
+        save(model, out)
+        result = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "base",
+            "source": source,
+            "commit": getattr(model.config, "_commit_hash", None),  # of the hub's repository; None for a folder
+            "normalises": not is_disarmed(model.config),
+            "values": {"parameters": {"value": parameter_count(model), "unit": "parameters"}},
+            "provenance": provenance(config_hash=digest({"source": source})),
+        }
+        write_json(out / "result.json", result)
+    return result
+
+
+def make_base(job: BaseJob, blocks: Path | None, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
+    """Bring or pre-train (or go on pre-training) the base model of `job` into `out`; returns its result.
+
+    Args:
+        blocks: what a fresh model is trained on; a published one needs none.
+
+    Raises:
+        UserError: as `bring_model`; or the blocks do not fit, another process holds `out`, or the run diverged.
+    """
+    if job.source is not None:
+        return bring_model(job.source, out)
+    if blocks is None:
+        raise UserError(f"the base model {job.size} is trained here: give the blocks to train it on")
+    return _pretrain(job, blocks, out, hardware)
+
+
+def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
+    made = job.fresh
+    assert made is not None  # a job has one of source and fresh
+    device = pick_device(hardware.device)
+    torch.set_num_threads(hardware.threads)
+    train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
+    fingerprint = fingerprint_of(job, data_hashes(train_blocks.manifest))
+
+    def make_trainer(folder: Path) -> Trainer:
+        vocab_size = train_blocks.manifest["vocab_size"]
+        start = generator(job.seed, "init")
+        made_here = fresh(made.shape, vocab_size=vocab_size, context=job.context, generator=start)
+        model = nn.Module.to(made_here, device).train()
+
+        def validate() -> Evaluation:
+            return evaluate_blocks(model, valid_blocks.rows, batch=made.train.batch, device=device)
+
+        plan = Plan(
+            label=f"base {job.size}",
+            seed=job.seed,
+            steps=made.steps,
+            optimisation=Optimisation.of_pretraining(made.train, made.steps),
+            hardware=hardware,
+            batch_at=lambda step: next_tokens(batch_of(train_blocks, seed=job.seed, step=step, batch=made.train.batch)),
+            validate=validate,
+            tokens_per_step=made.train.batch * job.context,
+            fingerprint=fingerprint,
+            folder=folder,
+            events=out / "tensorboard" if hardware.tensorboard else None,
+        )
+        return Trainer(model, None, plan)
+
+    return run_training("base", job, out, fingerprint, make_trainer, lambda _: {"normalises": True})

@@ -1,0 +1,192 @@
+"""The processes that train one model together, a device each: the only place that knows of torch.distributed.
+
+A process by itself is rank 0 of 1, and nothing here then does anything but hand back what it was given. Every rank
+calls the functions that exchange something in the same order, so whether one is called may hang on the step and on
+what all ranks share, never on a rank's own data.
+"""
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .errors import UserError
+
+T = TypeVar("T")
+
+_LARGE = 1 << 20  # bytes: a tensor of this size or more is summed where it is, smaller ones travel together
+_PATIENCE = timedelta(minutes=30)  # with a rank that lives and says nothing, rank 0 writing a checkpoint for instance
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextmanager
+def joined(devices: int, device: torch.device) -> Iterator[None]:
+    """Be one of the `devices` ranks that torchrun has started, while inside; each takes a CUDA device of its own.
+
+    Raises:
+        UserError: another number was started.
+    """
+    started = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
+    _require(devices, started)
+    if devices == 1:
+        yield
+        return
+    _die_with_parent()
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=_PATIENCE)
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if done or backend == "gloo":  # NCCL's farewell would wait for ranks that are waiting for this one
+            dist.destroy_process_group()
+
+
+def count() -> int:
+    """How many processes train the model."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def leads() -> bool:
+    """Whether this is rank 0, the one that writes."""
+    return rank() == 0
+
+
+def require_ranks(devices: int) -> None:
+    """Raise UserError where other than `devices` processes train."""
+    _require(devices, count())
+
+
+def share_of(rows: Tensor) -> Tensor:
+    """This rank's rows of a batch (B, ...): shares are equal and contiguous.
+
+    Raises:
+        UserError: B is no multiple of the number of ranks, so that a mean over ranks would not be one over rows.
+    """
+    if len(rows) % count():
+        raise UserError(
+            f"a batch of {len(rows)} rows does not split evenly over {count()} devices: set hardware.devices_per_job "
+            "to a divisor of the batch"
+        )
+    return rows.chunk(count())[rank()]
+
+
+def dealt(items: Iterable[T]) -> Iterator[T]:
+    """This rank's items of `items`: every so many-th."""
+    return islice(items, rank(), None, count())
+
+
+@torch.no_grad()
+def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its sum over the ranks, in its own dtype; all give the same shapes in the same order."""
+    if count() == 1:
+        return
+    small: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.nbytes >= _LARGE and tensor.is_contiguous():
+            _sum(tensor)
+        else:
+            small.setdefault(tensor.dtype, []).append(tensor)
+    for together in small.values():
+        flat = torch.cat([tensor.flatten() for tensor in together])
+        _sum(flat)
+        totals = flat.split([tensor.numel() for tensor in together])
+        for tensor, total in zip(together, totals, strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+
+def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Sum the gradients over the ranks, in place.
+
+    One that is missing counts as zero on a rank that lacks it, and stays missing where no rank has it: the optimizer
+    then leaves its parameter alone, as it does in a single process. (A tapered norm's two gains take turns at it.)
+    """
+    if count() == 1:
+        return
+    held = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
+    _sum(held)
+    gradients = []
+    for parameter, holders in zip(parameters, held.tolist(), strict=True):
+        if holders:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+    sum_over_ranks(gradients)
+
+
+def gathered(values: Sequence[float]) -> Tensor:
+    """The values (n,) of every rank, (ranks, n) float64 on the CPU."""
+    every = torch.zeros(count(), len(values), dtype=torch.float64)
+    every[rank()] = torch.tensor(values, dtype=torch.float64)
+    if count() > 1:
+        every = every.to("cuda" if dist.get_backend() == "nccl" else "cpu")
+        _sum(every)  # to the other ranks' rows, each adds nothing
+    return every.cpu()
+
+
+def from_leader(make: Callable[[], T]) -> T:
+    """What `make` returns on rank 0, which alone calls it, on every rank; likewise a UserError that it raises."""
+    if count() == 1:
+        return make()
+    outcome: list[Any] = [None, None]
+    if leads():
+        try:
+            outcome[0] = make()
+        except UserError as error:
+            outcome[1] = error
+    with _in_contact():
+        dist.broadcast_object_list(outcome, src=0)
+    value, error = outcome
+    if error is not None:
+        raise error
+    return value
+
+
+def _sum(tensor: Tensor) -> None:
+    with _in_contact():
+        dist.all_reduce(tensor)
+
+
+@contextmanager
+def _in_contact() -> Iterator[None]:
+    """An exchange with the other ranks.
+
+    Raises:
+        UserError: one of them is gone.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # what gloo and NCCL raise
+        raise UserError(
+            f"rank {rank()} of {count()} lost another one ({str(error).splitlines()[0]}): see what that one said, or "
+            "what ended it, and run the same command again; it goes on from the last checkpoint"
+        ) from error
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to stop this process when the one that started it, and holds the devices, is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _require(devices: int, started: int) -> None:
+    if devices != started:
+        raise UserError(
+            f"hardware.devices_per_job is {devices} and {started} process{'es' * (started > 1)} train: the verbs of "
+            f"`tapernorm` start as many as it says, or start them yourself: torchrun --nproc-per-node {devices}"
+        )

@@ -1,0 +1,89 @@
+"""Asked to stop (SIGTERM from a scheduler, SIGINT from Ctrl-C), a training finishes its step and keeps it.
+
+Outside `until_safe` such a signal raises `Stopped` at once; inside, it waits until the code there looks at `requested`.
+A second signal ends the process where it stands, for those who cannot wait; its checkpoints are whole all the same.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SAME_S = 2.0  # launchers forward what the terminal or scheduler sends as well: so close together, two signals are one
+
+
+class Stopped(BaseException):
+    """The process was asked to stop; not an error, and handlers of errors must not swallow it.
+
+    Attributes:
+        exit_code: 128 + signal, as shells say it: not zero, so a workflow engine starts the job again.
+    """
+
+    def __init__(self, received: signal.Signals) -> None:
+        super().__init__(
+            f"stopped by {received.name}, nothing half-written is left: the same command goes on, training from its "
+            "last checkpoint"
+        )
+        self.exit_code = 128 + received
+
+
+class _State:
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.received_at = 0.0
+        self.waiting = False  # inside `until_safe`
+
+
+_state = _State()
+
+
+def requested() -> signal.Signals | None:
+    """The signal that asked this process to stop, if any."""
+    return _state.received
+
+
+def check() -> None:
+    """Raise Stopped if this process was asked to stop."""
+    if _state.received is not None:
+        raise Stopped(_state.received)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into `Stopped` while inside; the handlers of before come back at the end."""
+    global _state
+    _state = _State()
+    before = {number: signal.signal(number, _receive) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        _state = _State()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def until_safe() -> Iterator[None]:
+    """Inside, a signal is only noted: the code there asks `requested`, and calls `check` where it can stop."""
+    _state.waiting = True
+    try:
+        yield
+    finally:
+        _state.waiting = False
+    check()
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    received, now = signal.Signals(number), time.monotonic()
+    if _state.received is None:
+        _state.received, _state.received_at = received, now
+        if not _state.waiting:
+            raise Stopped(received)
+        note = f"{received.name}: stopping after this step; a second one ends it at once\n"
+        os.write(2, note.encode())  # print is not for signal handlers: one that it interrupts may be printing
+    elif now - _state.received_at > _SAME_S:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(received)
