@@ -42,7 +42,14 @@ def result(variant: str, d_model: int, seed: int, steps: int = 40, valid_ce: flo
         "values": {key: {"value": value, "unit": unit} for key, (value, unit) in values.items()},
         "norms": {},
         "scale_target": 1.25 if variant.endswith("_aux") else None,
-        "provenance": {"config_hash": "0123456789012345", "commit": "a" * 40, "device": "cpu", "seed": seed},
+        "radial": {"share": 0.14 if variant.startswith("all") else 2e-7, "tokens": 512},
+        "provenance": {
+            "config_hash": "0123456789012345",
+            "commit": "a" * 40,
+            "device": "cpu",
+            "seed": seed,
+            "packages": {"torch": "2.13.0"},
+        },
     }
 
 

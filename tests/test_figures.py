@@ -10,9 +10,9 @@ import pytest
 import synthetic
 from matplotlib.text import Text
 
-from tapernorm.config import VARIANT_LABELS, VARIANTS
 from tapernorm.errors import UserError
 from tapernorm.report import bands, figures, rows, style
+from tapernorm.settings import VARIANT_LABELS, VARIANTS
 
 RUN = {"run": "demo", "caption": "Embedded demo on real text: small models, short runs; not the paper's scale."}
 STEPS, SEEDS = 300, (0, 1, 2, 3)

@@ -1,6 +1,8 @@
 """Where a number comes from is written down truly."""
 
+import hashlib
 import shutil
+import socket
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -65,6 +67,20 @@ def test_versions_time_and_the_callers_own_facts() -> None:
     assert found["packages"]["torch"] == version("torch")
     assert (found["seed"], found["device"]) == (7, "cpu")
     assert before <= datetime.fromisoformat(found["written_at"]) <= datetime.now(UTC)
+
+
+def test_the_host_is_a_hash_that_tells_machines_apart_and_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-17.example.org")
+    found = provenance()["host"]
+    assert found == hashlib.sha256(b"node-17.example.org").hexdigest()[:12]
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-18.example.org")
+    assert provenance()["host"] != found
+
+
+def test_the_wall_time_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance_module, "_LOADED", 100.0)
+    monkeypatch.setattr(provenance_module.time, "monotonic", lambda: 142.5)
+    assert provenance()["wall_time_s"] == 42.5
 
 
 def test_a_package_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

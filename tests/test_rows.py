@@ -32,6 +32,22 @@ def test_one_row_per_job_in_order(run):
     assert pd.isna(results.set_index(rows.JOB).loc[("baseline", 128, 10), "scale_target"])
 
 
+def test_settings_that_a_config_shares_have_one_digest_over_jobs_and_another_where_one_differs(run):
+    _, paths = run
+    results, _ = rows.collect(paths, run="r")
+    assert results["settings_hash"].nunique() == 1  # over widths, seeds and variants
+    assert results["taper_hash"].isna().all()
+    job = json.loads(paths[0].read_text())["job"]
+    edited(
+        paths[0], job=job | {"train": job["train"] | {"lr": 0.004}, "taper": {"ema_rate": 0.1, "anchor_weight": 0.1}}
+    )
+    job = json.loads(paths[1].read_text())["job"]
+    edited(paths[1], job=job | {"taper": {"ema_rate": 0.1, "anchor_weight": 0.0}})
+    results, _ = rows.collect(paths, run="r")
+    assert results["settings_hash"].nunique() == 2
+    assert results["taper_hash"].dropna().nunique() == 1  # the weight is what tells (+aux) from without
+
+
 def test_training_and_evaluation_lines_of_a_step_become_one_row(run):
     _, paths = run
     _, curves = rows.collect(paths, run="demo")

@@ -16,7 +16,8 @@ INTERNAL = [3.03, 2.04, 4.06]  # 1 %, 2 % and 1.5 % above: 1.5 +- 4.3026527 * 0.
 def results(losses, **columns):
     """A results frame from (variant, width) -> losses by seed, where None is a seed that did not run."""
     fixed = {"steps": 400, "lr": 0.003, "batch": 4, "context": 256, "valid_tokens": 5000}
-    fixed |= {"parameters": 1_027_520, "device": "cpu", "commit": "c" * 40}
+    fixed |= {"parameters": 1_027_520, "device": "cpu", "commit": "c" * 40, "torch": "2.13.0"}
+    fixed |= {"settings_hash": "s" * 16, "taper_hash": "t" * 16}
     fixed |= {f"valid_ce_{form}": float("nan") for form in ("gated", *tables.FORMS)} | columns
     return pd.DataFrame(
         {"variant": v, "d_model": d, "seed": seed, "valid_ce": loss, "bits_per_byte": loss / 2, **fixed}
@@ -117,12 +118,26 @@ def test_an_outlier_of_a_variant_that_is_not_printed_adds_no_printed_row():
 
 def test_notes_name_learning_rate_device_source_and_every_commit():
     frame = results({("baseline", 64): BASELINE, ("all_aux", 64): INTERNAL})
-    assert f"Peak learning rate 0.003. Device cpu. Code commit: {'c' * 12}." in tables.table1(frame, **RUN).notes
+    plain = f"Peak learning rate 0.003. Device cpu. PyTorch 2.13.0. Code commit: {'c' * 12}."
+    assert plain in tables.table1(frame, **RUN).notes
     frame.loc[0, "commit"] = "d" * 40 + "+dirty"
     frame.loc[1, "commit"] = None
     notes = tables.table1(frame, **RUN).notes
     assert any(f"not all the same (3): {'c' * 12}, {'d' * 12}+dirty, unknown." in note for note in notes)
     assert any("arXiv 2602.10408v2" in note and "not measured here" in note for note in notes)
+
+
+def test_notes_say_where_runs_differ_in_pytorch_or_in_their_config():
+    frame = results({("baseline", 64): BASELINE, ("all_aux", 64): INTERNAL})
+    frame.loc[frame["variant"] == "baseline", "taper_hash"] = None
+    assert not any("differ in settings" in note for note in tables.table1(frame, **RUN).notes)
+    frame.loc[0, "torch"] = "2.12.1"
+    frame.loc[1, "settings_hash"] = "u" * 16
+    frame.loc[4, "taper_hash"] = "v" * 16
+    notes = tables.table1(frame, **RUN).notes
+    assert any("PyTorch, not all the same (2): 2.12.1, 2.13.0." in note for note in notes)
+    for what in ("model and training", "taper"):
+        assert f"The runs differ in settings of {what} that one config gives all of them: 2 versions." in notes
 
 
 def fold_notes(frame):

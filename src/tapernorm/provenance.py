@@ -1,7 +1,10 @@
 """Where a number comes from: code, versions, device, time."""
 
+import hashlib
 import platform
+import socket
 import subprocess
+import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,20 +12,31 @@ from typing import Any
 
 from . import __version__
 
+_LOADED = time.monotonic()
 _PACKAGES = ("torch", "numpy", "sentencepiece", "datasets", "transformers", "pandas", "snakemake")
 
 
 def provenance(**more: Any) -> dict[str, Any]:
-    """Code commit, package versions, platform and time, plus the caller's own facts (config hash, device, seed)."""
+    """Code commit, package versions, platform, host and time, plus the caller's own facts (config hash, device, seed).
+
+    `wall_time_s` counts from when this process loaded the package: of a resumed job, its last process alone.
+    """
     return {
         "tapernorm": __version__,
         "commit": code_commit(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
+        "host": host_hash(),
         "packages": {name: v for name in _PACKAGES if (v := _version(name))},
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_time_s": round(time.monotonic() - _LOADED, 3),
         **more,
     }
+
+
+def host_hash() -> str:
+    """First 12 hex digits of the sha256 of this machine's name: tells machines apart, names none."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
 
 
 def code_commit() -> str | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from ..config import VARIANT_LABELS
+from ..settings import VARIANT_LABELS
 from .decode_rows import BASELINES, MODES, Bench, Row, arm_labels, rounds
 from .table import ABSENT
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..bench import Interval, Samples, bootstrap_median, paired_speedup
-from ..config import VARIANT_LABELS
 from ..errors import UserError
+from ..settings import VARIANT_LABELS
 from .documents import read_document, value_at
 
 NAN = math.nan

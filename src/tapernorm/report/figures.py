@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
-from ..config import VARIANT_LABELS, VARIANTS
 from ..errors import UserError
 from ..files import whole_file
+from ..settings import VARIANT_LABELS, VARIANTS
 from . import bands, style
 
 GATE = "gate"

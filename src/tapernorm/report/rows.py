@@ -8,6 +8,7 @@ import pandas as pd
 
 from ..errors import UserError
 from ..files import whole_file
+from ..identity import digest
 from .documents import parse_json, read_document, text_of, value_at
 
 JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
@@ -27,6 +28,7 @@ _COLUMNS = {
     "tokens_per_s": "values.tokens_per_s",
     "peak_mem_bytes": "values.peak_mem_bytes",
     "scale_target": "scale_target",  # null for the Baseline
+    "radial_share": "radial.share",  # mean over tokens of |<grad_h CE, h>| / (|grad_h CE| |h|), h the pre-logit stream
     "n_layer": "job.model.n_layer",
     "n_head": "job.model.n_head",
     "d_ff": "job.model.d_ff",
@@ -39,6 +41,7 @@ _COLUMNS = {
     "device": "provenance.device",
     "config_hash": "provenance.config_hash",
     "commit": "provenance.commit",  # null outside git
+    "torch": "provenance.packages.torch",
 }
 # What `tapernorm fold` adds to the row of the job that it folded; absent for a model that was not.
 _FOLD_COLUMNS = {
@@ -48,7 +51,10 @@ _FOLD_COLUMNS = {
     "fold_logit_difference": "reports.fused.largest_logit_difference",
 }
 _KINDS = {"pretrain": _COLUMNS, "fold": {**{key: _COLUMNS[key] for key in JOB}, **_FOLD_COLUMNS}}
-_TEXT: dict[Any, Any] = dict.fromkeys(("run", "variant", "norm", "precision", "device", "config_hash", "commit"), "str")
+_TEXT: dict[Any, Any] = dict.fromkeys(
+    ("run", "variant", "norm", "precision", "device", "config_hash", "commit", "torch", "settings_hash", "taper_hash"),
+    "str",
+)
 _TIMES = {"step", "elapsed_s"}  # keys that a training and an evaluation line of one step both have
 
 
@@ -90,7 +96,18 @@ def read_result(path: Path) -> tuple[str, dict[str, Any]]:
     """Kind and columns of one result file."""
     document = read_document(path, *_KINDS)
     kind = document["kind"]
-    return kind, {column: value_at(document, place, path) for column, place in _KINDS[kind].items()}
+    row = {column: value_at(document, place, path) for column, place in _KINDS[kind].items()}
+    return kind, row | (_config_versions(document["job"]) if kind == "pretrain" else {})
+
+
+def _config_versions(job: dict[str, Any]) -> dict[str, str | None]:
+    """Digests of the settings that all jobs of one config share, and of those that all its tapered jobs do."""
+    model = {key: value for key, value in job["model"].items() if key not in ("d_model", "d_ff")}
+    taper = job["taper"] and {key: value for key, value in job["taper"].items() if key != "anchor_weight"}
+    return {
+        "settings_hash": digest({"model": model, "train": job["train"]}),
+        "taper_hash": digest(taper) if taper else None,
+    }
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

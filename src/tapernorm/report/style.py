@@ -17,6 +17,13 @@ LINES: dict[str, dict[str, Any]] = {
     "all": {"color": _COLORS[1], "linestyle": "-"},
     "all_aux": {"color": _COLORS[3], "linestyle": (0, (5, 1.2, 1.2, 1.2))},
 }
+# Methods of fine-tuning; a taper looks as in pre-training, and Vanilla as Baseline, which it is.
+METHODS: dict[str, dict[str, Any]] = {
+    "vanilla": LINES["baseline"],
+    "fakeln": {"color": _COLORS[2], "linestyle": (0, (2.6, 1.1))},
+    "internal_aux": LINES["internal_aux"],
+    "all_aux": LINES["all_aux"],
+}
 # Arms of the decoding benchmark: shapes tell them apart in grey.
 ARMS: dict[str, dict[str, Any]] = {
     "baseline_naive": {"color": "#000000", "marker": "D", "markersize": 2.6, "markerfacecolor": "#FFFFFF"},
@@ -24,6 +31,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "fused": {"color": _COLORS[0], "marker": "o", "markersize": 3.2},
     "identity": {"color": "#8C8C8C", "marker": "_", "markersize": 7},
 }
+HELD_OUT: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3.2, "markerfacecolor": "#FFFFFF"}
 GATE = {"color": "#595959", "linewidth": 0.9}
 BAND_ALPHA = 0.18
 

@@ -2,7 +2,8 @@
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +21,7 @@ class Column:
     header: str
     group: str = ""
     align: Literal["l", "r"] = "r"
+    code: bool = False  # cells are shown letter by letter, as code
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Table:
 
 def write(table: Table, folder: Path) -> None:
     """Write `folder`/`table.name`.csv, .md and .tex."""
+    write_csv(table, folder)
+    write_text(folder / f"{table.name}.md", markdown(table))
+    write_text(folder / f"{table.name}.tex", latex(table))
+
+
+def write_csv(table: Table, folder: Path) -> None:
+    """Write `folder`/`table.name`.csv: the records, with every digit."""
     with (
         whole_file(folder / f"{table.name}.csv") as temporary,
         open(temporary, "w", encoding="utf-8", newline="") as file,
@@ -45,8 +54,6 @@ def write(table: Table, folder: Path) -> None:
         writer = csv.DictWriter(file, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows({k: v for k, v in record.items() if not _missing(v)} for record in table.records)
-    write_text(folder / f"{table.name}.md", markdown(table))
-    write_text(folder / f"{table.name}.tex", latex(table))
 
 
 def _missing(value: Any) -> bool:
@@ -57,7 +64,8 @@ def _missing(value: Any) -> bool:
 def markdown(table: Table) -> str:
     """A pipe table, padded so that it reads well as plain text too, between its caption and its notes."""
     header = [f"{c.group}: {c.header}" if c.group else c.header for c in table.columns]
-    body = [[cell.replace("|", "\\|") for cell in row] for row in [header, *table.rows, *table.published]]
+    cells = [_written(table.columns, row, str, _code_span) for row in [*table.rows, *table.published]]
+    body = [[cell.replace("|", "\\|") for cell in row] for row in [header, *cells]]
     widths = [max(3, *map(len, column)) for column in zip(*body, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -75,12 +83,26 @@ def markdown(table: Table) -> str:
     return "\n".join([table.caption, "", *lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
 
 
+def _written(
+    columns: Sequence[Column], row: Sequence[str], plain: Callable[[str], str], code: Callable[[str], str]
+) -> list[str]:
+    """A row's cells as a file has them, those of code columns by `code`."""
+    pairs = zip(columns, row, strict=True)
+    return [(code if column.code and cell not in ("", ABSENT) else plain)(cell) for column, cell in pairs]
+
+
+def _code_span(text: str) -> str:
+    """Markdown code: fenced by more backticks than it holds in a row."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if "`" in text or text != text.strip() else f"{fence}{text}{fence}"
+
+
 def latex(table: Table) -> str:
     """A `table*` float for booktabs and graphicx, shrunk where it is wider than the page, notes beneath."""
     align = "".join(column.align for column in table.columns)
-    body = [_latex_line(row) for row in table.rows]
+    body = [_latex_row(table.columns, row) for row in table.rows]
     if table.published:
-        body += ["\\midrule", *map(_latex_line, table.published)]
+        body += ["\\midrule", *(_latex_row(table.columns, row) for row in table.published)]
     lines = [
         "% Needs \\usepackage{booktabs,graphicx}",
         "\\begin{table*}[t]",
@@ -113,6 +135,10 @@ def _latex_groups(columns: Sequence[Column]) -> list[str]:
             rules.append(f"\\cmidrule(lr){{{start}-{start + span - 1}}}")
         start += span
     return [" & ".join(cells) + " \\\\", "".join(rules)] if rules else []
+
+
+def _latex_row(columns: Sequence[Column], row: Sequence[str]) -> str:
+    return " & ".join(_written(columns, row, latex_text, lambda text: f"\\texttt{{{latex_text(text)}}}")) + " \\\\"
 
 
 def _latex_line(cells: Sequence[str]) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..config import VARIANT_LABELS, VARIANTS
 from ..errors import UserError
+from ..settings import VARIANT_LABELS, VARIANTS
 from . import published, stats
+from .origin import same_or_not
 from .table import ABSENT, Column, Table
 
 SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
@@ -89,7 +90,7 @@ def _variant_rows(cells: Mapping[str, Mapping[int, Row]], left_out: Mapping[str,
             "published_gap_low": theirs.low if theirs else stats.NAN,
             "published_gap_high": theirs.high if theirs else stats.NAN,
             "published_source": published.TABLE1_SOURCE if theirs else "",
-            "commits": " ".join(_commits(jobs.values())),
+            "commits": " ".join(short_commits(jobs.values())),
         }
 
 
@@ -152,9 +153,20 @@ def _notes(jobs: Sequence[Row]) -> Iterator[str]:
     yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here{''.join(remarks)}."
     rates = ", ".join(f"{rate:g}" for rate in sorted({job["lr"] for job in jobs}))
     devices = ", ".join(sorted({job["device"] for job in jobs}))
-    commits = _commits(jobs)
+    commits = short_commits(jobs)
     several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
-    yield f"Peak learning rate {rates}. Device {devices}. Code commit{several}: {', '.join(commits)}."
+    torch = same_or_not("PyTorch", (job["torch"] for job in jobs))
+    yield f"Peak learning rate {rates}. Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
+    yield from _config_notes(jobs)
+
+
+def _config_notes(jobs: Sequence[Row]) -> Iterator[str]:
+    """That runs of more than one version of the config stand side by side, where they do."""
+    tapered = [job for job in jobs if job["variant"] != "baseline"]
+    versions = {"model and training": (jobs, "settings_hash"), "taper": (tapered, "taper_hash")}
+    for what, (some, column) in versions.items():
+        if len(names := sorted({job[column] for job in some})) > 1:
+            yield f"The runs differ in settings of {what} that one config gives all of them: {len(names)} versions."
 
 
 def _fold_note(jobs: Sequence[Row]) -> Iterator[str]:
@@ -191,7 +203,7 @@ def _missing_notes(rows: Sequence[Row]) -> Iterator[str]:
                 yield f"At d {d_model}, {VARIANT_LABELS[variant]} has no seed {', '.join(missing)}."
 
 
-def _commits(jobs: Iterable[Row]) -> list[str]:
+def short_commits(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
     """Short code commits behind some jobs, `+dirty` kept; 'unknown' for code outside git."""
     names = {job["commit"] if isinstance(job["commit"], str) else "unknown" for job in jobs}
     return sorted({name[:12] + ("+dirty" if name.endswith("+dirty") else "") for name in names})
