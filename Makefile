@@ -8,9 +8,9 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := workflow,hf,tensorboard,test
+EXTRAS := workflow,cluster,hf,tensorboard,test
 
-.PHONY: help setup tables test bench lock clean
+.PHONY: help setup tables report test bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,6 +19,10 @@ setup: $(READY)  ## create .venv with the exact versions of requirements.lock
 
 tables: $(READY)  ## compute every table and figure of config/demo.yaml
 	$(BIN)/snakemake --cores all tables figures
+
+report: $(READY)  ## compute what is missing of config/demo.yaml and show all of it in results/demo/report.html
+	$(BIN)/snakemake --cores all report
+	$(BIN)/snakemake report --report results/demo/report.html
 
 test: $(READY)  ## lint, type check, then the whole test suite
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-# Table 1 and Figures 1-2 of the paper:   snakemake --cores all tables figures
+# Tables 1-3 and Figures 1-2 of the paper:   snakemake --cores all tables figures
 # A single one of them:                   snakemake --cores all figure2
 # Another scale (targets come first):     snakemake --cores all tables --configfile config/paper.yaml
 import os
@@ -9,14 +9,19 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version, validate
 
 from tapernorm import configfile as settings
-from tapernorm.config import Config, canonical_json
+from tapernorm.config import Config
+from tapernorm.identity import canonical_json
 from tapernorm.data.textfiles import find_files
 from tapernorm.errors import UserError
+from tapernorm.settings import VARIANTS
 
 min_version("9.0")
 
 
 configfile: "config/demo.yaml"
+
+
+report: "workflow/report/workflow.rst"
 
 
 # Snakemake merges a --configfile into the default above. A setting that it leaves out would silently be the demo's, so
@@ -35,8 +40,8 @@ validate(
 )
 
 # Jobs find `tapernorm` beside the Python that runs Snakemake, activated or not.
-os.environ["PATH"] = os.pathsep.join(
-    [str(Path(sys.executable).parent), os.environ["PATH"]]
+os.environ.update(
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")])
 )
 
 RESULTS = f"results/{RUN.run}"
@@ -45,15 +50,24 @@ LOGS = f"{RESULTS}/logs"
 
 
 wildcard_constraints:
-    variant="[a-z_]+",
+    variant="|".join(VARIANTS),
     width=r"\d+",
     seed=r"\d+",
 
 
+include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/fold.smk"
 include: "workflow/rules/bench.smk"
+
+
+if RUN.gpt2:
+
+    include: "workflow/rules/gpt2_common.smk"
+    include: "workflow/rules/gpt2.smk"
+
+
 include: "workflow/rules/report.smk"
 
 

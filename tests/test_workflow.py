@@ -17,6 +17,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+TABLES = ("1", "2", "2x", "2v1", "3", "3x", "4", "5")
+FIGURES = ("1a", "1b", "2", "_decode", "_finetune")
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +28,8 @@ def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def project(folder: Path) -> Path:
     """A copy of what Snakemake needs; the package itself is the installed one."""
-    shutil.copy(ROOT / "Snakefile", folder)
+    for name in ("Snakefile", "environment.yml"):
+        shutil.copy(ROOT / name, folder)
     for name in ("workflow", "config", "profiles"):
         shutil.copytree(ROOT / name, folder / name)
     return folder
@@ -63,8 +66,8 @@ def finished(tmp_path_factory):
 
 def test_one_command_makes_every_table_and_figure(finished):
     made = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
-    tables = {f"results/test/tables/table{n}.{kind}" for n in ("1", "2", "2x", "2v1") for kind in ("csv", "md", "tex")}
-    figures = {f"figures/test/figure{n}.{kind}" for n in ("1a", "1b", "2", "_decode") for kind in ("pdf", "png", "csv")}
+    tables = {f"results/test/tables/table{n}.{kind}" for n in TABLES for kind in ("csv", "md", "tex")}
+    figures = {f"figures/test/figure{n}.{kind}" for n in FIGURES for kind in ("pdf", "png", "csv")}
     assert tables | figures <= made
 
 
@@ -142,7 +145,38 @@ REPORT = {"bench": 2, "rows": 1, "table": 4, "figure": 4, "tables": 1, "figures"
 def test_a_changed_setting_reruns_what_depends_on_it(finished, changes, retrained, folded):
     config = write_config(finished, "changed.yaml", **changes)
     plan = planned(snakemake(finished, "-n", "tables", "figures", "--configfile", config))
-    assert plan == REPORT | {"pretrain": retrained, "fold": folded}
+    assert plan == REPORT | {"pretrain": retrained, "fold": folded, "settings": 2}  # Tables 4 and 5 print settings
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "finetuned", "folded"),
+    [
+        ("fakeln_weight", 0.2, 1, 1),  # FakeLN alone
+        ("anchor_weight", 0.2, 2, 2),  # both tapers
+        ("lr", 2e-3, 4, 3),  # every method
+    ],
+)
+def test_a_changed_setting_of_a_size_reruns_its_own_methods(finished, place, value, finetuned, folded):
+    gpt2 = yaml.safe_load((finished / "config/test.yaml").read_text())["gpt2"]
+    gpt2["sizes"][0][place] = value
+    plan = planned(snakemake(finished, "-n", "table3", "--configfile", write_config(finished, "size.yaml", gpt2=gpt2)))
+    jobs = {"finetune": finetuned, "finetune_fold": folded, "evaluate": finetuned}
+    assert plan == jobs | {"gpt2_rows": 1, "table": 2, "table3": 1}
+
+
+def test_table3_holds_the_means_that_the_evaluations_wrote(finished):
+    rows = list(csv.DictReader((finished / "results/test/tables/table3.csv").read_text().splitlines()))
+    ours = {(row["size"], row["method"], row["corpus"]): float(row["ce_mean"]) for row in rows if row["corpus"]}
+    for path in finished.glob("results/test/evaluate/*/*/seed1.json"):
+        scores = json.loads(path.read_text())
+        model = scores["job"]["model"]
+        for corpus, entry in scores["corpora"].items():
+            forms = entry["forms"]
+            assert ours[model["size"], model["method"], corpus] == forms["gated"]["rows"]["mean"]
+            if model["method"] != "vanilla":
+                assert forms["fused"]["rows"]["mean"] == pytest.approx(forms["gated"]["rows"]["mean"], abs=1e-5)
+    table = (finished / "results/test/tables/table3.md").read_text()
+    assert "standard library of CPython" in table
 
 
 @pytest.mark.parametrize("changes", [{"hardware__tensorboard": True}, {"hardware__checkpoint_every": 3}])
@@ -155,7 +189,11 @@ def test_changed_hardware_reruns_nothing(finished, changes):
 def test_the_paper_config_plans_every_run_of_the_paper():
     done = snakemake(ROOT, "-n", "tables", "figures", "--configfile", "config/paper.yaml", "--nolock")
     jobs = {"pretrain": 6 * (4 * 3 + 2), "fold": 6 * (4 * 2 + 2)}  # six seeds: three variants, at one width two more
-    assert planned(done) == {**REPORT, **jobs, "corpus": 1, "tokenizer": 1, "tokens": 1}
+    data = {"corpus": 1, "tokenizer": 1, "tokens": 1, "gpt2_corpus": 1, "gpt2_tokenizer": 1, "blocks": 1, "hubrows": 2}
+    gpt2 = {"base": 4, "published": 2 * 4, "finetune": 4 * 4, "finetune_fold": 3 * 4}  # four sizes, four methods
+    scored = {"evaluate": 4 * 4, "evaluate_base": 4, "evaluate_published": 2 * 4}
+    report = REPORT | {"table": 6, "figure": 5, "settings": 2, "gpt2_rows": 1}
+    assert planned(done) == report | jobs | data | gpt2 | scored
 
 
 def test_a_misspelt_setting_is_one_clear_error(tmp_path):

@@ -1,15 +1,8 @@
-# Decoding speed. A benchmark has the machine to itself: all cores, and under SLURM the whole node.
-def benched_run(wildcards):
-    if RUN.benched is None:
-        raise WorkflowError(
-            "the decoding benchmark needs internal_aux among the variants of some width"
-        )
-    variant, width, seed = RUN.benched
-    return multiext(
-        f"{RESULTS}/pretrain/{variant}/d{width}/seed{seed}/",
-        "model.safetensors",
-        "result.json",
-    )
+# Decoding speed. A benchmark has the machine to itself: all cores that Snakemake may use, and on a cluster, by its
+# profile, the whole node, where it asks for those that it times with.
+BENCH_THREADS = (
+    not workflow.remote_exec and workflow.resource_settings.cores
+) or RUN.bench.threads
 
 
 rule bench:
@@ -21,10 +14,12 @@ rule bench:
         f"{LOGS}/bench/{{kind}}.log",
     wildcard_constraints:
         kind="decode|last_token",
-    threads: workflow.cores
+    conda:
+        "../../environment.yml"
+    threads: BENCH_THREADS
     resources:
         device=RUN.hardware.device,
-        slurm_extra="--exclusive",
+        gpu=GPUS,
     params:
         job=canonical_json(RUN.bench_job()),
         model=subpath(input[0], parent=True),

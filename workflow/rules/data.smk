@@ -10,6 +10,8 @@ rule corpus:
         manifest=f"{RESULTS}/data/corpus/manifest.json",
     log:
         f"{LOGS}/corpus.log",
+    conda:
+        "../../environment.yml"
     params:
         job=canonical_json(RUN.corpus_job()),
         out=subpath(output.manifest, parent=True),
@@ -25,6 +27,8 @@ rule tokenizer:
         manifest=f"{RESULTS}/data/tokenizer/manifest.json",
     log:
         f"{LOGS}/tokenizer.log",
+    conda:
+        "../../environment.yml"
     params:
         job=canonical_json(RUN.tokenizer_job()),
         corpus=subpath(input[0], parent=True),
@@ -43,6 +47,8 @@ rule tokens:
         manifest=f"{RESULTS}/data/tokens/manifest.json",
     log:
         f"{LOGS}/tokens.log",
+    conda:
+        "../../environment.yml"
     params:
         job=canonical_json(RUN.tokens_job()),
         corpus=subpath(input.corpus, parent=True),

@@ -1,5 +1,5 @@
 # Every tapered model -> unfused and fused exports, scored again. Needs no retraining and no GPU.
-FOLDED = RESULTS + "/fold/{variant}/d{width}/seed{seed}"
+FOLDED = f"{RESULTS}/fold/{{variant}}/d{{width}}/seed{{seed}}"
 
 
 rule fold:
@@ -12,10 +12,13 @@ rule fold:
         multiext(f"{FOLDED}/fused/", "model.safetensors", "config.json"),
         result=f"{FOLDED}/result.json",
     log:
-        LOGS + "/fold/{variant}/d{width}/seed{seed}.log",
+        f"{LOGS}/fold/{{variant}}/d{{width}}/seed{{seed}}.log",
+    conda:
+        "../../environment.yml"
     threads: RUN.hardware.threads
     resources:
         device=RUN.hardware.device,
+        gpu=GPUS,
     params:
         model=subpath(input.model, parent=True),
         tokens=subpath(input.tokens, parent=True),

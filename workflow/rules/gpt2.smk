@@ -1,0 +1,348 @@
+# The GPT-2 track: texts -> tokenizer -> blocks; base models -> fine-tunes by four methods -> folds -> evaluations.
+localrules:
+    gpt2_rows,
+
+
+wildcard_constraints:
+    text="[a-z][a-z0-9_]*",
+    size="[a-z][a-z0-9_]*",
+    method="|".join(METHODS),
+
+
+rule gpt2_corpus:
+    input:
+        lambda w: find_files(RUN.gpt2_files(w.text)),
+    output:
+        multiext(
+            f"{GPT2}/corpora/{{text}}/",
+            train="train.jsonl",
+            valid="valid.jsonl",
+            manifest="manifest.json",
+        ),
+    log:
+        f"{LOGS}/gpt2/corpora/{{text}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        job=lambda w: canonical_json(RUN.gpt2_corpus_job(w.text)),
+        out=subpath(output.manifest, parent=True),
+    shell:
+        "tapernorm corpus --job {params.job:q} --out {params.out:q} &> {log:q}"
+
+
+if RUN.gpt2.tokenizer:
+
+    rule gpt2_tokenizer:
+        input:
+            multiext(
+                f"{GPT2}/corpora/base/", "train.jsonl", "valid.jsonl", "manifest.json"
+            ),
+        output:
+            manifest=f"{GPT2}/tokenizer/manifest.json",
+        log:
+            f"{LOGS}/gpt2/tokenizer.log",
+        conda:
+            "../../environment.yml"
+        params:
+            job=canonical_json(RUN.gpt2_tokenizer_job()),
+            corpus=subpath(input[0], parent=True),
+            out=subpath(output.manifest, parent=True),
+        shell:
+            "tapernorm tokenizer --job {params.job:q} --corpus {params.corpus:q} --out {params.out:q} &> {log:q}"
+
+else:
+
+    rule gpt2_tokenizer:
+        output:
+            manifest=f"{GPT2}/tokenizer/manifest.json",
+        log:
+            f"{LOGS}/gpt2/tokenizer.log",
+        conda:
+            "../../environment.yml"
+        params:
+            job=canonical_json(RUN.bpe_job()),
+            out=subpath(output.manifest, parent=True),
+        shell:
+            "tapernorm bpe --job {params.job:q} --out {params.out:q} &> {log:q}"
+
+
+rule blocks:
+    input:
+        rules.gpt2_corpus.output,
+        tokenizer=rules.gpt2_tokenizer.output.manifest,
+    output:
+        multiext(
+            f"{BLOCKS}/",
+            train="train.bin",
+            valid="valid.bin",
+            manifest="manifest.json",
+        ),
+    log:
+        f"{LOGS}/gpt2/blocks/{{text}}.log",
+    wildcard_constraints:
+        text=one_of(["base", "train"]),
+    conda:
+        "../../environment.yml"
+    params:
+        job=lambda w: canonical_json(RUN.blocks_job(w.text)),
+        corpus=subpath(input[0], parent=True),
+        tokenizer=subpath(input.tokenizer, parent=True),
+        out=subpath(output.manifest, parent=True),
+    shell:
+        "tapernorm blocks --job {params.job:q} --corpus {params.corpus:q} --tokenizer {params.tokenizer:q}"
+        " --out {params.out:q} &> {log:q}"
+
+
+use rule blocks as scored_blocks with:
+    output:
+        multiext(f"{BLOCKS}/", valid="valid.bin", manifest="manifest.json"),
+    wildcard_constraints:
+        text=one_of(corpora_of("text")),
+
+
+rule hubrows:
+    input:
+        tokenizer=rules.gpt2_tokenizer.output.manifest,
+    output:
+        multiext(f"{BLOCKS}/", valid="valid.bin", manifest="manifest.json"),
+    log:
+        f"{LOGS}/gpt2/blocks/{{text}}.log",
+    wildcard_constraints:
+        text=one_of(corpora_of("rows")),
+    conda:
+        "../../environment.yml"
+    params:
+        job=lambda w: canonical_json(RUN.hub_rows_job(w.text)),
+        tokenizer=subpath(input.tokenizer, parent=True),
+        out=subpath(output.manifest, parent=True),
+    shell:
+        "tapernorm hubrows --job {params.job:q} --tokenizer {params.tokenizer:q} --out {params.out:q} &> {log:q}"
+
+
+rule filter:
+    input:
+        rows=lambda w: blocks_of(RUN.gpt2.corpus(w.text).of),
+        seen=lambda w: blocks_of(RUN.gpt2.corpus(w.text).seen),
+    output:
+        multiext(f"{BLOCKS}/", valid="valid.bin", manifest="manifest.json"),
+    log:
+        f"{LOGS}/gpt2/blocks/{{text}}.log",
+    wildcard_constraints:
+        text=one_of(corpora_of("filtered")),
+    conda:
+        "../../environment.yml"
+    params:
+        job=lambda w: canonical_json(RUN.filter_job(w.text)),
+        rows=lambda w: f"{GPT2}/blocks/{RUN.gpt2.corpus(w.text).of}",
+        seen=lambda w: f"{GPT2}/blocks/{RUN.gpt2.corpus(w.text).seen}",
+        out=subpath(output.manifest, parent=True),
+    shell:
+        "tapernorm filter --job {params.job:q} --rows {params.rows:q} --seen {params.seen:q} --out {params.out:q}"
+        " &> {log:q}"
+
+
+# A base model of our own is trained on the base text; a published one is brought here once, and read from here.
+rule base:
+    input:
+        lambda w: blocks_of("base") if SIZES[w.size].fresh else [],
+    output:
+        multiext(
+            f"{GPT2}/base/{{size}}/",
+            config="config.json",
+            model="model.safetensors",
+            result="result.json",
+        ),
+    log:
+        f"{LOGS}/gpt2/base/{{size}}.log",
+    conda:
+        "../../environment.yml"
+    threads: RUN.hardware.threads
+    resources:
+        hardware=canonical_json(RUN.hardware),
+        gpu=lambda w: TRAINING_GPUS if SIZES[w.size].fresh else 0,
+        mem_mb=lambda w: memory_mb(base_load(w), RUN.hardware),
+        runtime=lambda w, attempt: limit_min(base_load(w), RUN.hardware, attempt),
+    params:
+        job=lambda w: canonical_json(RUN.base_job(w.size)),
+        blocks=lambda w: (
+            ["--blocks", f"{GPT2}/blocks/base"] if SIZES[w.size].fresh else []
+        ),
+        out=subpath(output.model, parent=True),
+    shell:
+        "exec tapernorm base --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
+        " {params.blocks:q} --out {params.out:q} &> {log:q}"
+
+
+rule published:
+    output:
+        multiext(
+            f"{GPT2}/published/{{method}}/{{size}}/",
+            config="config.json",
+            model="model.safetensors",
+            result="result.json",
+        ),
+    log:
+        f"{LOGS}/gpt2/published/{{method}}/{{size}}.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        hardware=canonical_json(RUN.hardware),
+    params:
+        job=lambda w: canonical_json(RUN.published_job(w.method, w.size)),
+        out=subpath(output.model, parent=True),
+    shell:
+        "tapernorm base --job {params.job:q} --hardware {resources.hardware:q} --out {params.out:q} &> {log:q}"
+
+
+rule finetune:
+    input:
+        base=rules.base.output.model,
+        blocks=blocks_of("train"),
+    output:
+        multiext(
+            f"{FINETUNED}/",
+            config="config.json",
+            metrics="metrics.jsonl",
+            model="model.safetensors",
+            result="result.json",
+        ),
+    log:
+        f"{LOGS}/finetune/{{method}}/{{size}}/seed{{seed}}.log",
+    conda:
+        "../../environment.yml"
+    threads: RUN.hardware.threads
+    resources:
+        hardware=lambda w: canonical_json(RUN.finetune_hardware(w.size)),
+        gpu=TRAINING_GPUS,
+        mem_mb=lambda w: memory_mb(finetune_load(w), RUN.hardware),
+        runtime=lambda w, attempt: limit_min(finetune_load(w), RUN.hardware, attempt),
+    params:
+        job=lambda w: canonical_json(RUN.finetune_job(w.method, w.size, int(w.seed))),
+        base=subpath(input.base, parent=True),
+        blocks=lambda w, input: str(Path(input.blocks[0]).parent),
+        out=subpath(output.model, parent=True),
+    shell:
+        "exec tapernorm finetune --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
+        " --base {params.base:q} --blocks {params.blocks:q} --out {params.out:q} &> {log:q}"
+
+
+rule finetune_fold:
+    input:
+        rules.finetune.output,
+    output:
+        config=f"{FINETUNE_FOLD}/fused/config.json",
+        model=f"{FINETUNE_FOLD}/fused/model.safetensors",
+        result=f"{FINETUNE_FOLD}/result.json",
+    log:
+        f"{LOGS}/finetune_fold/{{method}}/{{size}}/seed{{seed}}.log",
+    conda:
+        "../../environment.yml"
+    threads: RUN.hardware.threads
+    resources:
+        device=RUN.hardware.device,
+        gpu=GPUS,
+    params:
+        model=subpath(input[0], parent=True),
+        out=subpath(output.result, parent=True),
+    shell:
+        "tapernorm fold --model {params.model:q} --forms fused --out {params.out:q} --device {resources.device}"
+        " --threads {threads} &> {log:q}"
+
+
+# One job scores a model, and its folded form, on every corpus.
+SCORED = {
+    corpus.name: "train" if corpus.kind == "held_out" else corpus.name
+    for corpus in RUN.gpt2.corpora
+}
+
+
+rule evaluate:
+    input:
+        model=rules.finetune.output.model,
+        folded=folded_form,
+        tokenizer=rules.gpt2_tokenizer.output.manifest,
+        blocks=[blocks_of(text) for text in SCORED.values()],
+    output:
+        f"{RESULTS}/evaluate/{{method}}/{{size}}/seed{{seed}}.json",
+    log:
+        f"{LOGS}/evaluate/{{method}}/{{size}}/seed{{seed}}.log",
+    conda:
+        "../../environment.yml"
+    threads: RUN.hardware.threads
+    resources:
+        device=RUN.hardware.device,
+        gpu=GPUS,
+        batch=lambda w: 2 * SIZES[w.size].micro_batch,
+    params:
+        job=lambda w: canonical_json(RUN.evaluate_job(w.method, w.size, int(w.seed))),
+        model=subpath(input.model, parent=True),
+        folded=lambda w, input: (
+            ["--folded", str(Path(input.folded[0]).parent)] if input.folded else []
+        ),
+        tokenizer=subpath(input.tokenizer, parent=True),
+        blocks=[f"{name}={GPT2}/blocks/{text}" for name, text in SCORED.items()],
+    shell:
+        "tapernorm evaluate --job {params.job:q} --model {params.model:q} {params.folded:q}"
+        " --blocks {params.blocks:q} --tokenizer {params.tokenizer:q} --batch {resources.batch}"
+        " --device {resources.device} --threads {threads} --out {output:q} &> {log:q}"
+
+
+use rule evaluate as evaluate_base with:
+    input:
+        model=rules.base.output.model,
+        folded=[],
+        tokenizer=rules.gpt2_tokenizer.output.manifest,
+        blocks=[blocks_of(text) for text in SCORED.values()],
+    output:
+        f"{RESULTS}/evaluate/original/{{size}}.json",
+    log:
+        f"{LOGS}/evaluate/original/{{size}}.log",
+    params:
+        job=lambda w: canonical_json(RUN.evaluate_job("original", w.size, None)),
+        model=subpath(input.model, parent=True),
+        folded=[],
+        tokenizer=subpath(input.tokenizer, parent=True),
+        blocks=[f"{name}={GPT2}/blocks/{text}" for name, text in SCORED.items()],
+
+
+use rule evaluate_base as evaluate_published with:
+    input:
+        model=rules.published.output.model,
+        folded=[],
+        tokenizer=rules.gpt2_tokenizer.output.manifest,
+        blocks=[blocks_of(text) for text in SCORED.values()],
+    output:
+        f"{RESULTS}/evaluate/published_{{method}}/{{size}}.json",
+    log:
+        f"{LOGS}/evaluate/published_{{method}}/{{size}}.log",
+    params:
+        job=lambda w: canonical_json(
+            RUN.evaluate_job(f"published_{w.method}", w.size, None)
+        ),
+        model=subpath(input.model, parent=True),
+        folded=[],
+        tokenizer=subpath(input.tokenizer, parent=True),
+        blocks=[f"{name}={GPT2}/blocks/{text}" for name, text in SCORED.items()],
+
+
+rule gpt2_rows:
+    input:
+        evaluations=[evaluation_of(model) for model in RUN.models_under_test()],
+        # metrics.jsonl is read from beside each result.json; one rule wrote both.
+        finetunes=[
+            f"{RESULTS}/finetune/{method}/{size}/seed{seed}/result.json"
+            for method, size, seed in RUN.finetune_cells()
+        ],
+    output:
+        scores=f"{RESULTS}/gpt2_rows/scores.csv",
+        curves=f"{RESULTS}/gpt2_rows/curves.csv",
+        removals=f"{RESULTS}/gpt2_rows/removals.csv",
+    log:
+        f"{LOGS}/gpt2_rows.log",
+    conda:
+        "../../environment.yml"
+    params:
+        run=RUN.run,
+        out=subpath(output.scores, parent=True),
+    shell:
+        "tapernorm rows --gpt2 {input:q} --run {params.run:q} --out {params.out:q} &> {log:q}"
