@@ -7,7 +7,7 @@ from pathlib import Path
 from tapernorm.files import write_json
 from tapernorm.provenance import provenance
 
-from . import decode, train_step, workflow
+from . import decode, evaluation, finetune_step, train_step, workflow
 from .report import line
 
 
@@ -18,8 +18,8 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = []
     load_before = os.getloadavg()[0]
-    for measure in (train_step.measure, decode.measure, workflow.measure):
-        for measured in measure():
+    for stage in (train_step, finetune_step, decode, evaluation, workflow):
+        for measured in stage.measure():
             print(line(measured), flush=True)
             figures.append(measured)
     write_json(arguments.out, [f.row() for f in figures])

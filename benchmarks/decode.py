@@ -8,12 +8,12 @@ import torch
 from transformers import GenerationConfig
 
 from tapernorm.bench import interleave, paired_speedup
-from tapernorm.config import BenchConfig, DecoderConfig, paper_d_ff
 from tapernorm.decode import generate
 from tapernorm.decode_bench import bench_decode
 from tapernorm.machine import read_bandwidth
 from tapernorm.models.packed import PackedDecoder
 from tapernorm.rng import generator
+from tapernorm.settings import BenchConfig, DecoderConfig, paper_d_ff
 
 from .models import decoder, stock_llama, tapered
 from .report import Figure, figure

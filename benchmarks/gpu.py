@@ -13,16 +13,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tapernorm.config import BenchConfig, BenchJob, HardwareConfig, PretrainJob, canonical_json, digest, paper_d_ff
 from tapernorm.decode_bench import run_benchmark
 from tapernorm.evaluate import Evaluation, evaluate
 from tapernorm.files import write_json
 from tapernorm.folding import fold
+from tapernorm.identity import canonical_json, digest
+from tapernorm.jobs import BenchJob, PretrainJob
 from tapernorm.models.llama import Decoder
 from tapernorm.models.store import save
+from tapernorm.optimisation import Optimisation
 from tapernorm.pretrain import attach_variant
 from tapernorm.report import decode_rows, decode_tables, table
 from tapernorm.rng import generator
+from tapernorm.settings import BenchConfig, HardwareConfig, paper_d_ff
 from tapernorm.train import Plan, Trainer, pick_device
 
 CAPTION = "Decoding benchmark on its own: a briefly trained model, whose speed is that of any model of its shape."
@@ -88,21 +91,31 @@ def trained(width: int, steps: int, device: torch.device, out: Path) -> Decoder:
     model = Decoder(job.model).initialize(generator(job.seed, "init")).to(device)
     taper = attach_variant(model, job)
 
-    def batch_at(step: int) -> Tensor:
+    def batch_at(step: int) -> tuple[Tensor, Tensor]:
         starts = torch.randint(len(tokens) - job.model.context, (job.train.batch,), generator=generator(0, f"{step}"))
-        return torch.stack([tokens[start : start + job.model.context + 1] for start in starts.tolist()]).long()
+        both = torch.stack([tokens[start : start + job.model.context + 1] for start in starts.tolist()]).long()
+        return both[:, :-1], both[:, 1:]
 
     def validate() -> Evaluation:
         shape = {"context": job.model.context, "batch": job.train.batch}
         return evaluate(model, held_out, text_bytes=len(held_out), device=device, **shape)
 
     hardware = HardwareConfig(
-        device="auto", threads=1, compile=False, micro_batch=None, checkpoint_every=steps, tensorboard=False
+        device="auto",
+        threads=1,
+        compile=False,
+        micro_batch=None,
+        checkpoint_every=steps,
+        tensorboard=False,
+        activation_checkpointing=False,
+        jobs_per_gpu=1,
+        devices_per_job=1,
     )
     plan = Plan(
         label=f"internal_aux d{width}",
+        seed=job.seed,
         steps=steps,
-        settings=job.train,
+        optimisation=Optimisation.of_pretraining(job.train, steps),
         hardware=hardware,
         batch_at=batch_at,
         validate=validate,

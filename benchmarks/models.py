@@ -6,8 +6,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tapernorm import Decoder, attach
-from tapernorm.config import DecoderConfig
 from tapernorm.rng import generator
+from tapernorm.settings import DecoderConfig
 
 
 def decoder(shape: DecoderConfig) -> Decoder:

@@ -1,0 +1,43 @@
+"""Memory of an evaluation: it streams, so that more rows take no more of it."""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from .report import Figure, figure
+
+ROWS, CONTEXT, VOCABULARY, TIMES = 2_000, 64, 1024, 8
+
+
+def measure() -> Iterator[Figure]:
+    """Peak memory of scoring many rows over that of scoring few, each in a process of its own."""
+    few, many = (_peak_bytes(rows) for rows in (ROWS, TIMES * ROWS))
+    yield figure("evaluation.peak_memory", many / 1e9, "GB")
+    yield figure(f"evaluation.peak_memory_of_{TIMES}_times_the_rows", many / few, "x", at_most=1.02)
+
+
+def _peak_bytes(rows: int) -> int:
+    command = [sys.executable, "-m", __name__, str(rows)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(done.stdout)
+
+
+def _score(rows: int) -> None:
+    import torch
+
+    from tapernorm.gpt2_settings import Gpt2Shape
+    from tapernorm.models.gpt2 import fresh
+    from tapernorm.rng import generator
+    from tapernorm.rowscore import score_rows
+
+    torch.set_num_threads(1)
+    shape = Gpt2Shape(d_model=32, n_layer=2, n_head=2, dropout=0.0, norm_eps=1e-5)
+    model = fresh(shape, vocab_size=VOCABULARY, context=CONTEXT, generator=generator(0, "init"))
+    ids = torch.randint(VOCABULARY, (rows, CONTEXT), generator=generator(0, "rows"), dtype=torch.int32)
+    score_rows(model, ids, batch=16, device=torch.device("cpu")).statistics()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)  # kilobytes on Linux
+
+
+if __name__ == "__main__":
+    _score(int(sys.argv[1]))

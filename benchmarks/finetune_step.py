@@ -1,0 +1,67 @@
+"""Fine-tuning-step speed of a small GPT-2: vanilla, the taper at each stage, and FakeLN with everything removed."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tapernorm import attach
+from tapernorm.driver import NormDriver
+from tapernorm.fakeln import attach_fakeln
+from tapernorm.fakeschedule import FakeSchedule
+from tapernorm.finetune import next_tokens
+from tapernorm.gpt2_settings import Gpt2Shape
+from tapernorm.models.gpt2 import GPT2LMHeadModel, fresh
+from tapernorm.rng import generator
+
+from .report import Figure
+from .steps import compare, one_step
+
+BATCH, CONTEXT, VOCABULARY, THREADS = 4, 256, 4096, 2
+SHAPE = Gpt2Shape(d_model=384, n_layer=6, n_head=6, dropout=0.1, norm_eps=1e-5)
+REMOVED = 1000  # a step after every removal
+
+
+def measure() -> Iterator[Figure]:
+    """Speed relative to vanilla (0 < g < 1, g = 0), and of FakeLN without norms relative to the taper's g = 0."""
+    torch.manual_seed(0)
+    rows = torch.randint(VOCABULARY, (BATCH, CONTEXT), generator=generator(0, "bench"))
+    batch = next_tokens(rows)
+    fake, faked = removed(rows)
+    arms = {
+        "vanilla": one_step(gpt2(), None, *batch),
+        "mix": one_step(*tapered(rows, 0.5), *batch),
+        "linear": one_step(*tapered(rows, 0.0), *batch),
+        "fakeln": one_step(fake, faked, *batch),
+    }
+    bounds = {"mix": ("vanilla", 0.90), "linear": ("vanilla", 0.97), "fakeln": ("linear", 0.95)}
+    yield from compare("finetune_step", arms, bounds, threads=THREADS)
+
+
+def gpt2() -> GPT2LMHeadModel:
+    """A fresh GPT-2 in training mode; speed does not depend on its weights."""
+    return fresh(SHAPE, vocab_size=VOCABULARY, context=CONTEXT, generator=generator(0, "init")).train()
+
+
+def tapered(rows: Tensor, gate: float) -> tuple[GPT2LMHeadModel, NormDriver]:
+    """An Internal-TaperLN (+aux) model at `gate`, calibrated on `rows`."""
+    model = gpt2()
+    taper = attach(model, anchor_weight=0.1)
+    with taper.observe(), torch.no_grad():
+        model(rows, use_cache=False)
+        taper.anchor_loss()
+    taper.calibrate()
+    taper.set_gate(gate)
+    return model, taper
+
+
+def removed(rows: Tensor) -> tuple[GPT2LMHeadModel, NormDriver]:
+    """A FakeLN model whose every norm is removed, sigma taken from `rows`."""
+    model = gpt2()
+    schedule = FakeSchedule(mlp_start=1, mlp_gap=1, qk_start=10, qk_gap=1, v_start=20, v_gap=1, final=30)
+    driver = attach_fakeln(model, schedule=schedule, aux_weight=0.1, eot=0)
+    with driver.observe(), torch.no_grad():
+        model(rows, use_cache=False)
+        driver.auxiliary_loss(rows)
+    driver.set_step(REMOVED)
+    return model, driver

@@ -1,0 +1,58 @@
+"""One optimizer step as the trainer takes it, on fixed tokens: what the step benchmarks time."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tapernorm.bench import interleave, paired_speedup
+from tapernorm.driver import NormDriver
+from tapernorm.metrics import gradient_norm
+from tapernorm.optimisation import Optimisation
+from tapernorm.train import training_loss
+
+from .report import Figure, figure
+
+ROUNDS, WARMUP = 41, 3
+SETTINGS = Optimisation(
+    lr=3e-4,
+    min_lr=0.0,
+    warmup=5,
+    decay=100,
+    betas=(0.9, 0.95),
+    adam_eps=1e-8,
+    weight_decay=0.0,
+    clip_norm=1.0,
+    precision="float32",
+    log_every=1,
+    eval_every=0,
+)
+
+
+def one_step(model: nn.Module, driver: NormDriver | None, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
+    """The optimizer step on inputs and targets (B, T)."""
+    optimizer = SETTINGS.optimizer(model)
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        ce, aux, _ = training_loss(model, driver, inputs, targets)
+        (ce + aux).backward()
+        norm = gradient_norm(parameters)
+        norm.item()
+        nn.utils.clip_grads_with_norm_(parameters, SETTINGS.clip_norm, norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def compare(
+    name: str, arms: Mapping[str, Callable[[], None]], bounds: Mapping[str, tuple[str, float]], *, threads: int
+) -> Iterator[Figure]:
+    """Speed of each arm in `bounds` relative to another, which it must reach, and the step time of every arm."""
+    torch.set_num_threads(threads)
+    samples = interleave(arms, rounds=ROUNDS, warmup=WARMUP)
+    for arm, (reference, bound) in bounds.items():
+        yield figure(f"{name}.{arm}_over_{reference}", paired_speedup(samples, arm, reference), "x", at_least=bound)
+    for arm, seconds in samples.items():
+        yield figure(f"{name}.{arm}.step_time", seconds, "s")

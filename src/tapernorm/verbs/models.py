@@ -1,0 +1,202 @@
+"""Verbs that use a finished model: evaluate, fold, generate, bench."""
+
+import argparse
+import json
+from pathlib import Path
+
+from ..config import Config
+from ..configfile import parse
+from ..errors import UserError
+from ..jobs import BenchJob, EvaluateJob
+from .arguments import Verbs, device, folders, from_json, job_of, named_folders, positive, threads
+
+_RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
+
+
+def add(verbs: Verbs) -> None:
+    """Add these verbs to the command line."""
+    made = verbs.add(evaluate, "score a finished model on a token stream, or on blocks with the tails of its losses")
+    folders(made, model=f"{_RUN}, or a folder that `tapernorm fold` wrote")
+    text = made.add_mutually_exclusive_group(required=True)
+    text.add_argument("--tokens", type=Path, metavar="DIR", help="folder written by `tapernorm tokens`")
+    text.add_argument(
+        "--blocks", nargs="+", metavar="NAME=DIR", help="folders written by `tapernorm blocks`, `hubrows` or `filter`"
+    )
+    made.add_argument("--split", choices=("train", "valid"), help="with --tokens; default: valid")
+    made.add_argument("--folded", type=Path, metavar="DIR", help="with --blocks: its folded form, scored as well")
+    made.add_argument("--tokenizer", type=Path, metavar="DIR", help="with --blocks: shows the worst rows as text")
+    made.add_argument("--job", metavar="JSON", help="with --blocks: what is scored, as the workflow gives it")
+    made.add_argument("--batch", type=positive, default=16, metavar="N", help="windows per forward pass")
+    device(made)
+    threads(made)
+    made.add_argument("--out", type=Path, metavar="FILE", help="also write the scores there, as JSON")
+
+    made = verbs.add(fold, "fold a finished run's tapered norms into its linear maps, and score what is left")
+    folders(made, model=_RUN)
+    made.add_argument("--tokens", type=Path, metavar="DIR", help="folder written by `tapernorm tokens`, to score on")
+    folders(made, out="folder for unfused/, fused/ and result.json")
+    made.add_argument("--forms", nargs="+", choices=("unfused", "fused"), default=["unfused", "fused"])
+    device(made)
+    threads(made)
+
+    made = verbs.add(generate, "continue a prompt, streaming the text")
+    folders(made, checkpoint="run folder of `tapernorm pretrain`, or a folder that `tapernorm fold` wrote")
+    made.add_argument("--prompt", required=True, help="the text to continue")
+    made.add_argument("--tokenizer", type=Path, metavar="DIR", help="its tokenizer; default: that of its run")
+    made.add_argument("--new-tokens", type=positive, metavar="N", help="at most; default: what the context leaves")
+    made.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token")
+    made.add_argument("--top-k", type=positive, metavar="K", help="draw from the K likeliest tokens")
+    made.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that hold P together")
+    made.add_argument("--seed", type=int, default=0, metavar="S")
+    made.add_argument("--compile", action="store_true", help="torch.compile the decoding step; CUDA graphs on a GPU")
+    device(made)
+
+    made = verbs.add(bench, "time decoding with and without norms", configured=True)
+    made.add_argument("name", choices=("decode", "last_token"), help="with a KV cache, or one forward of the prompt")
+    folders(made, model="run folder of a tapered model")
+    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file for the raw samples")
+    device(made)
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    belong = {"tokens": ("split",), "blocks": ("folded", "tokenizer", "job")}
+    absent = "blocks" if arguments.tokens else "tokens"
+    if wrong := [f"--{name}" for name in belong[absent] if getattr(arguments, name) is not None]:
+        raise UserError(f"{', '.join(wrong)}: only with --{absent}")
+    report = _evaluate_stream(arguments) if arguments.tokens else _evaluate_blocks(arguments)
+    print(json.dumps(report))
+
+
+def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | None]:
+    import torch
+
+    from ..arch import context_of, vocabulary_of
+    from ..data.tokens import TokenStream
+    from ..evaluate import evaluate
+    from ..files import write_json
+    from ..models.store import load
+    from ..train import pick_device
+    from ..training_run import require_vocabulary
+
+    device = pick_device(arguments.device)
+    torch.set_num_threads(arguments.threads)
+    model = load(arguments.model).to(device)
+    stream = TokenStream.open(arguments.tokens, arguments.split or "valid")
+    require_vocabulary(vocabulary_of(model), stream.manifest, arguments.tokens)
+    score = evaluate(
+        model,
+        stream.tokens,
+        text_bytes=stream.split["bytes"],
+        context=context_of(model),
+        batch=arguments.batch,
+        device=device,
+    )
+    report = {"ce_nats_per_token": score.ce, "bits_per_byte": score.bits_per_byte, "tokens": score.tokens}
+    if arguments.out:
+        write_json(arguments.out, report)
+    return report
+
+
+def _evaluate_blocks(arguments: argparse.Namespace) -> dict[str, dict[str, float | None]]:
+    from ..scoring import evaluate_model
+
+    if arguments.tokenizer is None or arguments.out is None:
+        raise UserError("--blocks needs --tokenizer, to show the worst rows, and --out, for the scores")
+    blocks = named_folders(arguments.blocks, "--blocks")
+    job = _described(arguments.model, list(blocks)) if arguments.job is None else _given(arguments.job)
+    forms = {"gated": arguments.model} | ({"fused": arguments.folded} if arguments.folded else {})
+    result = evaluate_model(
+        job,
+        forms,
+        blocks,
+        arguments.tokenizer,
+        arguments.out,
+        device=arguments.device,
+        threads=arguments.threads,
+        batch=arguments.batch,
+    )
+    return {
+        name: {form: stats["rows"]["mean"] for form, stats in corpus["forms"].items()}
+        for name, corpus in result["corpora"].items()
+    }
+
+
+def _given(job: str) -> EvaluateJob:
+    return parse(EvaluateJob, from_json(job, "--job"), "--job")
+
+
+def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
+    """The job that scores a run folder by hand: what the run says of itself, corpora under their own names."""
+    from ..files import read_json
+
+    result = folder / "result.json"
+    known = read_json(result)["job"] if result.is_file() else {}
+    model = {key: known.get(key, "unknown") for key in ("size", "method")} | {"seed": known.get("seed")}
+    names = {name: name for name in corpora}
+    return parse(EvaluateJob, {"model": {"kind": "finetuned", **model}, "labels": names, "columns": names}, str(folder))
+
+
+def fold(arguments: argparse.Namespace) -> None:
+    from ..folded import fold_run
+
+    result = fold_run(
+        arguments.model,
+        arguments.tokens,
+        arguments.out,
+        forms=arguments.forms,
+        device=arguments.device,
+        threads=arguments.threads,
+    )
+    values = result["values"]
+    for form, report in result["reports"].items():
+        line = (
+            f"{form}: {len(report['norms'])} norms, largest logit difference {report['largest_logit_difference']:.2g}"
+        )
+        if values:
+            moved = values[f"valid_ce_{form}"]["value"] - values["valid_ce_gated"]["value"]
+            line += f", validation loss moved by {moved:+.2g} nats/token"
+        print(line)
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    from ..generation import stream_text
+
+    text = stream_text(
+        arguments.checkpoint,
+        arguments.prompt,
+        tokenizer=arguments.tokenizer,
+        new_tokens=arguments.new_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        device=arguments.device,
+        compile=arguments.compile,
+    )
+    for piece in text:
+        print(piece, end="", flush=True)
+    print()
+
+
+def bench(arguments: argparse.Namespace) -> None:
+    job = job_of(arguments, BenchJob, Config.bench_job)
+
+    from ..decode_bench import run_benchmark
+    from ..files import read_json, write_json
+    from ..models.llama import Decoder
+    from ..models.store import load
+    from ..train import pick_device
+
+    model = load(arguments.model, Decoder)
+    result = arguments.model / "result.json"
+    if not result.is_file():
+        raise UserError(f"{arguments.model} holds no result.json: give the run folder of a tapered model")
+    variant = read_json(result)["job"]["variant"]
+    device = pick_device(arguments.device)
+    write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
+
+    from ..report.decode_notes import bench_line
+    from ..report.decode_rows import read
+
+    for row in read(arguments.out, kind=f"bench_{arguments.name}").rows:
+        print(bench_line(row))

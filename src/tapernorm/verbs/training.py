@@ -1,0 +1,114 @@
+"""Verbs that train: pretrain, base, finetune."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..devices import device_slot
+from ..gpt2_settings import METHODS
+from ..jobs import BaseJob, FinetuneJob, PretrainJob
+from ..settings import VARIANTS, HardwareConfig
+from .arguments import Verbs, cell_of, folders, hardware_of, job_of, training
+
+
+def add(verbs: Verbs) -> None:
+    """Add these verbs to the command line."""
+    made = verbs.add(pretrain, "train one model of the run, or resume it, and score it at g = 0", configured=True)
+    made.add_argument("--variant", choices=VARIANTS, help="with --config: which variant")
+    made.add_argument("--width", type=int, metavar="D", help="with --config: which d_model")
+    made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
+    folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
+    training(made)
+
+    made = verbs.add(base, "bring the GPT-2 that fine-tunes start from, or pre-train it", configured=True)
+    made.add_argument("--size", metavar="NAME", help="with --config: which size")
+    made.add_argument(
+        "--blocks", type=Path, metavar="DIR", help="folder written by `tapernorm blocks`, for a model made here"
+    )
+    folders(made, out="run folder: weights, result.json")
+    training(made)
+
+    made = verbs.add(finetune, "fine-tune a GPT-2 by one method, or resume it, and score it", configured=True)
+    made.add_argument("--method", choices=METHODS, help="with --config: which method")
+    made.add_argument("--size", metavar="NAME", help="with --config: which size")
+    made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
+    folders(made, base="folder written by `tapernorm base`", blocks="folder written by `tapernorm blocks`")
+    folders(made, out="run folder: metrics, weights, result.json")
+    training(made)
+
+
+def pretrain(arguments: argparse.Namespace) -> None:
+    cell = cell_of(arguments, "variant", "width", "seed")
+    job = job_of(arguments, PretrainJob, lambda config: config.pretrain_job(*cell))
+    hardware = hardware_of(arguments)
+
+    def work() -> dict[str, Any]:
+        from ..pretrain import pretrain
+
+        return pretrain(job, arguments.tokens, arguments.out, hardware)
+
+    several = hardware.devices_per_job > 1
+    result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job if several else 0)
+    if result is not None:
+        score = result["values"]
+        print(f"valid_ce {score['valid_ce']['value']:.4f} nats/token, {score['bits_per_byte']['value']:.4f} bits/byte")
+
+
+def base(arguments: argparse.Namespace) -> None:
+    (size,) = cell_of(arguments, "size")
+    job = job_of(arguments, BaseJob, lambda config: config.base_job(size))
+    hardware = hardware_of(arguments)
+    if not job.fresh:  # brought here, not trained
+        hardware = hardware.model_copy(update={"device": "cpu", "devices_per_job": 1})
+
+    def work() -> dict[str, Any]:
+        from ..base_model import make_base
+
+        return make_base(job, arguments.blocks, arguments.out, hardware)
+
+    result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job)
+    if result is not None:
+        values = result["values"]
+        score = f", valid_ce {values['valid_ce']['value']:.4f} nats/token" if "valid_ce" in values else ""
+        print(f"{values['parameters']['value']:,} parameters{score}")
+
+
+def finetune(arguments: argparse.Namespace) -> None:
+    cell = cell_of(arguments, "method", "size", "seed")
+    job = job_of(arguments, FinetuneJob, lambda config: config.finetune_job(*cell))
+    hardware = hardware_of(arguments, lambda config: config.finetune_hardware(cell[1]))
+
+    def work() -> dict[str, Any]:
+        from ..finetune import finetune
+
+        return finetune(job, arguments.base, arguments.blocks, arguments.out, hardware)
+
+    result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job)
+    if result is not None:
+        print(f"valid_ce {result['values']['valid_ce']['value']:.4f} nats/token")
+
+
+def _on_devices(
+    arguments: argparse.Namespace, hardware: HardwareConfig, work: Callable[[], dict[str, Any]], *, whole: int
+) -> dict[str, Any] | None:
+    """What `work` returns, on the devices that it takes; None in a process that is not the one to tell of it.
+
+    A job of several devices is this very command in as many processes, and this one holds the devices for them.
+
+    Args:
+        whole: as `device_slot` takes it.
+    """
+    with device_slot(hardware.device, hardware.jobs_per_gpu, whole=whole):
+        from ..ranks import joined, leads
+        from ..train import pick_device
+
+        device = pick_device(hardware.device)
+        if hardware.devices_per_job > 1:
+            from ..launch import start_ranks
+
+            if start_ranks(hardware.devices_per_job, arguments.words):
+                return None
+        with joined(hardware.devices_per_job, device):
+            result = work()
+            return result if leads() else None
