@@ -1,6 +1,7 @@
 """`tapernorm fold` on a finished run: two exports that score as the run did, and a result that says so."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_a_stale_result_does_not_vouch_for_an_unfinished_fold(runs, tokens: Path
     fold_run(run, tokens, tmp_path, device="cpu", threads=1)
 
     def stopped(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(tapernorm.folded, "fold", stopped)
     assert main(fold_command(run, tokens, tmp_path)) == 130

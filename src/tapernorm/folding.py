@@ -17,6 +17,7 @@ from .errors import UserError
 from .linearmaps import loaded, make_plain, replace, weight64
 from .norms import FixedScale, Form, LinearForm, TaperNorm, kind_of, norm_scale
 from .rng import generator
+from .saving import guard_saving
 from .taper import forget_taper
 
 M = TypeVar("M", bound=nn.Module)
@@ -105,6 +106,7 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
             make_plain(layer)
     if untied:
         untie(folded)
+    guard_saving(folded)
     moved = (logits_of(folded, tokens) - logits).abs().max().item()
     report = _report(model, folded, norms, ratios, arch, fused=fused, untied=untied, moved=moved)
     return folded.train(model.training), report

@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..files import read_json, whole_file, write_json
 from ..linearmaps import give_bias, loaded
 from ..norms import FixedScale, LayerNorm, TaperNorm
+from ..saving import UNREADABLE, guard_saving
 from ..settings import DecoderConfig
 from ..taper import attach, taper_of
 from .llama import Decoder
@@ -42,7 +43,8 @@ def save(model: nn.Module, folder: Path) -> None:
     with whole_file(folder / "model.safetensors") as temporary:
         temporary.write_bytes(to_bytes(state, metadata={"format": "pt"}))
     config = {"format": FORMAT, "architecture": type(model).__name__, "config": _config_of(model, arch)}
-    write_json(folder / "config.json", config | {"norms": _changed_norms(model, arch)})
+    config |= {"norms": _changed_norms(model, arch)} | (UNREADABLE if arch.hugging_face else {})
+    write_json(folder / "config.json", config)
 
 
 def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
@@ -70,6 +72,8 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
         raise UserError(f"{folder} holds a {type(model).__name__}, and a {kind.__name__} is needed here")
     _change_norms(model, config["norms"], state, source)
     _load_weights(model, state, folder / "model.safetensors")
+    if config["norms"]:
+        guard_saving(model)
     if TAPERED in config["norms"].values():
         taper_of(model).set_gate(0.0)
     return model.eval()
