@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from finetuning import make_job, write_base, write_blocks
 from ranked import BATCH, STEPS, die_at, make_trainer, state_of, together, train
 from torch import Tensor
@@ -17,7 +18,8 @@ from training import HARDWARE
 
 from tapernorm import calibrate, ranks
 from tapernorm import train as training
-from tapernorm.configfile import load_config
+from tapernorm.config import Config
+from tapernorm.configfile import parse
 from tapernorm.errors import UserError
 from tapernorm.finetune import finetune
 from tapernorm.train import Diverged
@@ -310,21 +312,30 @@ def test_fakelns_micro_batches_are_never_divided(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "refused"),
+    ("pretraining", "finetuning", "batch", "refused"),
     [
-        (["hardware.devices_per_job=2"], None),
-        (["hardware.devices_per_job=3"], r"devices_per_job (3) does not divide train.batch (8)"),
-        (["hardware.devices_per_job=3", "train.batch=9"], r"does not divide batch of the size"),
-        (["hardware.devices_per_job=4"], "FakeLN's micro-batches of 4 blocks do not fit into 4 equal shares of 8"),
+        (3, 1, 8, "devices_per_job (3) does not divide train.batch (8)"),
+        (3, 1, 9, "devices_per_job (3) does not divide fresh.train.batch of the size tiny (8)"),
+        (1, 3, 8, "devices_per_job (3) does not divide batch of the size tiny (8)"),
+        (1, 4, 8, "FakeLN's micro-batches of 4 blocks do not fit into 4 equal shares of 8"),
     ],
 )
-def test_a_config_whose_batches_do_not_split_is_refused_as_a_whole(overrides: list[str], refused: str | None) -> None:
+def test_a_config_whose_batches_do_not_split_is_refused_as_a_whole(
+    pretraining: int, finetuning: int, batch: int, refused: str
+) -> None:
     path = Path(__file__).parents[1] / "config" / "test.yaml"
-    if refused is None:
-        assert load_config(path, overrides).hardware.devices_per_job == 2
-        return
+
+    def of(pretraining: int, finetuning: int, batch: int) -> Config:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw["hardware"]["devices_per_job"], raw["train"]["batch"] = pretraining, batch
+        raw["gpt2"]["sizes"][0]["devices_per_job"] = finetuning
+        return parse(Config, raw, "here.yaml")
+
     with pytest.raises(UserError, match=re.escape(refused)):
-        load_config(path, overrides)
+        of(pretraining, finetuning, batch)
+    config = of(2, 2, 8)
+    assert config.hardware.devices_per_job == config.finetune_hardware("tiny").devices_per_job == config.most_devices
+    assert config.finetune_hardware("mini").devices_per_job == 1
 
 
 # --- who writes ---

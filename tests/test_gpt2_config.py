@@ -96,6 +96,7 @@ def test_a_job_depends_on_the_settings_of_its_own_method_alone() -> None:
         "sizes.0.micro_batch": 4,
         "sizes.0.anchor_weight": 0.2,
         "sizes.0.taper.end": 105,
+        "sizes.0.devices_per_job": 2,
         "sizes.0.lr": 2e-3,
         "sizes.1.lr": 2e-3,
         "train.log_every": 7,
@@ -105,7 +106,7 @@ def test_a_job_depends_on_the_settings_of_its_own_method_alone() -> None:
         found = jobs(parse(Config, changed(place, value), "x"))
         affected[place] = {method for method in METHODS if found[method] != usual[method]}
     every, tapered = set(usual), {"internal_aux", "all_aux"}
-    assert list(affected.values()) == [{"fakeln"}, {"fakeln"}, {"fakeln"}, tapered, tapered, every, set(), every]
+    assert list(affected.values()) == [{"fakeln"}, {"fakeln"}, {"fakeln"}, tapered, tapered, set(), every, set(), every]
 
 
 def test_only_scored_blocks_are_limited() -> None:

@@ -22,9 +22,10 @@ HURRY = ("--slurm-init-seconds-before-status-checks", "6")
 
 
 def small_config(folder: Path) -> str:
-    """config/test.yaml on the CPU: one seed, three trainings, one of them long enough to be caught on its way."""
+    """config/test.yaml on the CPU, every rule of it with fewer jobs each; one training is long enough to be caught."""
     config = yaml.safe_load((folder / "config/test.yaml").read_text())
-    config["seeds"], config["gpt2"] = [1], None
+    config["seeds"] = [1]
+    config["gpt2"] |= {"sizes": config["gpt2"]["sizes"][:1], "methods": ["vanilla", "all_aux"]}
     config["widths"] = [
         {"d_model": 16, "d_ff": 40, "label": "14K", "steps": 40, "variants": ["baseline", "internal_aux"]},
         {"d_model": 24, "d_ff": 64, "label": "26K", "steps": STEPS, "variants": ["internal_aux"]},
@@ -77,10 +78,12 @@ def finished(tmp_path_factory):
 def test_the_whole_dag_runs_through_slurm_and_reports_run_where_snakemake_does(finished):
     folder, config, said = finished
     submitted = set(re.findall(r"slurm_logs/rule_(\w+)/", said))
-    assert submitted == {"corpus", "tokenizer", "tokens", "pretrain", "fold", "bench"}
+    data = {"corpus", "tokenizer", "tokens", "gpt2_corpus", "gpt2_tokenizer", "blocks", "scored_blocks", "filter"}
+    models = {"pretrain", "fold", "bench", "base", "finetune", "finetune_fold", "evaluate", "evaluate_base"}
+    assert submitted == data | models
     here = set(re.findall(r"^localrule (\w+):", said, flags=re.MULTILINE))
-    assert {"rows", "table", "figure", "tables", "figures"} <= here
-    assert (folder / "results/test/tables/table1.md").is_file()
+    assert {"rows", "gpt2_rows", "table", "settings", "figure", "tables", "figures"} <= here
+    assert (folder / "results/test/tables/table3.md").is_file()
     assert (folder / "figures/test/figure_decode.pdf").is_file()
     again = snakemake(folder, "tables", "figures", "--configfile", config)
     assert "Nothing to be done" in again.stdout + again.stderr

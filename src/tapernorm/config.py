@@ -86,19 +86,20 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _devices_share_every_batch(self) -> Self:
-        devices = self.hardware.devices_per_job
-        batches = {"train.batch": self.train.batch}
+        shared = {"train.batch": (self.train.batch, self.hardware.devices_per_job)}
         for size in self.gpt2.sizes if self.gpt2 else ():
-            batches[f"batch of the size {size.name}"] = size.batch
+            shared[f"batch of the size {size.name}"] = (size.batch, size.devices_per_job)
             if size.fresh:
-                batches[f"fresh.train.batch of the size {size.name}"] = size.fresh.train.batch
-        for name, batch in batches.items():
+                batch = size.fresh.train.batch
+                shared[f"fresh.train.batch of the size {size.name}"] = (batch, self.hardware.devices_per_job)
+        for name, (batch, devices) in shared.items():
             if batch % devices:
                 raise ValueError(
-                    f"hardware.devices_per_job ({devices}) does not divide {name} ({batch}): every device takes an "
-                    "equal share of its rows"
+                    f"devices_per_job ({devices}) does not divide {name} ({batch}): every device takes an equal share "
+                    "of its rows"
                 )
         for method, name, seed in self.finetune_cells():
+            devices = self._size(name).devices_per_job
             self.finetune_job(method, name, seed).require_whole_micro_batches(devices)
         return self
 
@@ -125,6 +126,12 @@ class Config(Strict):
     @property
     def widest(self) -> WidthConfig:
         return max(self.widths, key=lambda w: w.d_model)
+
+    @property
+    def most_devices(self) -> int:
+        """How many devices the largest training job takes."""
+        sizes = self.gpt2.sizes if self.gpt2 else ()
+        return max([self.hardware.devices_per_job, *(size.devices_per_job for size in sizes)])
 
     def width(self, d_model: int) -> WidthConfig:
         for width in self.widths:
@@ -215,8 +222,9 @@ class Config(Strict):
         )
 
     def finetune_hardware(self, size: str) -> HardwareConfig:
-        """The hardware section with this size's micro-batch."""
-        return self.hardware.model_copy(update={"micro_batch": self._size(size).micro_batch})
+        """The hardware section with what this size has of its own."""
+        own = ("micro_batch", "devices_per_job", "activation_checkpointing")
+        return self.hardware.model_copy(update={name: getattr(self._size(size), name) for name in own})
 
     def blocks_job(self, corpus: str) -> BlocksJob:
         """The job that cuts a text of the GPT-2 track into blocks: base, train, or an evaluation corpus."""

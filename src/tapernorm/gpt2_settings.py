@@ -92,6 +92,8 @@ class Gpt2Size(Strict):
     decay_steps: PositiveInt  # where the cosine reaches min_lr; may lie after the last step
     batch: PositiveInt  # blocks per optimizer step
     micro_batch: PositiveInt  # blocks per forward pass; defines numbers of FakeLN's auxiliary loss, of nothing else
+    devices_per_job: PositiveInt  # processes of one fine-tune, a GPU each; hardware: no number depends on it
+    activation_checkpointing: bool  # as in the hardware section, for the fine-tunes of this size
     fakeln_weight: Annotated[float, Field(ge=0)]  # lambda of FakeLN's auxiliary loss
     anchor_weight: Annotated[float, Field(gt=0)]  # lambda of the fixed-target scale loss
     taper: TaperWindow

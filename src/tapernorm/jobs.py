@@ -192,7 +192,7 @@ class FinetuneJob(Strict):
         if self.micro_batch is not None and self.batch % (self.micro_batch * devices):
             raise UserError(
                 f"FakeLN's micro-batches of {self.micro_batch} blocks do not fit into {devices} equal shares of "
-                f"{self.batch}: its auxiliary loss is each micro-batch's own; take fewer (hardware.devices_per_job)"
+                f"{self.batch}: its auxiliary loss is each micro-batch's own; take fewer (devices_per_job of the size)"
             )
 
 

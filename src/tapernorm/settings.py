@@ -137,8 +137,8 @@ class HardwareConfig(Strict):
     checkpoint_every: PositiveInt  # steps
     tensorboard: bool  # event files beside the JSON lines
     activation_checkpointing: bool  # keep no activations inside blocks, compute them again in the backward pass
-    jobs_per_gpu: PositiveInt  # training jobs that share one GPU
-    devices_per_job: PositiveInt  # processes of one training job, a GPU each; a divisor of the batch
+    jobs_per_gpu: PositiveInt  # pre-trainings that share one GPU; a fine-tune has one to itself
+    devices_per_job: PositiveInt  # processes of one pre-training, a GPU each; a GPT-2 size has its own for fine-tunes
 
 
 class BenchConfig(Strict):

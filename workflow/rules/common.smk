@@ -2,13 +2,14 @@
 from tapernorm.estimates import Load, limit_min, memory_mb
 
 GPUS = 0 if RUN.hardware.device == "cpu" else 1  # of a job on the device
-TRAINING_GPUS = GPUS * RUN.hardware.devices_per_job
+TRAINING_GPUS = GPUS * RUN.hardware.devices_per_job  # of a pre-training
+LARGEST_JOB = GPUS * RUN.most_devices
 # Snakemake cuts a request above the limit down to it, in silence.
 if "gpu" in workflow.global_resources:
     GPU_LIMIT = workflow.global_resources["gpu"].value
-    if GPU_LIMIT < TRAINING_GPUS:
+    if GPU_LIMIT < LARGEST_JOB:
         raise WorkflowError(
-            f"hardware.devices_per_job is {TRAINING_GPUS} and this call's limit of the resource gpu is {GPU_LIMIT}: "
+            f"devices_per_job is {LARGEST_JOB} and this call's limit of the resource gpu is {GPU_LIMIT}: "
             "raise the limit (--resources gpu=N, or the profile), or lower devices_per_job"
         )
 

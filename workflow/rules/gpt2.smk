@@ -213,7 +213,7 @@ rule finetune:
     threads: RUN.hardware.threads
     resources:
         hardware=lambda w: canonical_json(RUN.finetune_hardware(w.size)),
-        gpu=TRAINING_GPUS,
+        gpu=lambda w: GPUS * SIZES[w.size].devices_per_job,
         mem_mb=lambda w: memory_mb(finetune_load(w), RUN.hardware),
         runtime=lambda w, attempt: limit_min(finetune_load(w), RUN.hardware, attempt),
     params:

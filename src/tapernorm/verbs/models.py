@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..configfile import parse
+from ..devices import device_slot
 from ..errors import UserError
 from ..jobs import BenchJob, EvaluateJob
 from .arguments import Verbs, device, folders, from_json, job_of, named_folders, positive, threads
@@ -63,7 +64,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     absent = "blocks" if arguments.tokens else "tokens"
     if wrong := [f"--{name}" for name in belong[absent] if getattr(arguments, name) is not None]:
         raise UserError(f"{', '.join(wrong)}: only with --{absent}")
-    report = _evaluate_stream(arguments) if arguments.tokens else _evaluate_blocks(arguments)
+    with device_slot(arguments.device):
+        report = _evaluate_stream(arguments) if arguments.tokens else _evaluate_blocks(arguments)
     print(json.dumps(report))
 
 
@@ -137,16 +139,17 @@ def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
 
 
 def fold(arguments: argparse.Namespace) -> None:
-    from ..folded import fold_run
+    with device_slot(arguments.device):
+        from ..folded import fold_run
 
-    result = fold_run(
-        arguments.model,
-        arguments.tokens,
-        arguments.out,
-        forms=arguments.forms,
-        device=arguments.device,
-        threads=arguments.threads,
-    )
+        result = fold_run(
+            arguments.model,
+            arguments.tokens,
+            arguments.out,
+            forms=arguments.forms,
+            device=arguments.device,
+            threads=arguments.threads,
+        )
     values = result["values"]
     for form, report in result["reports"].items():
         line = (
@@ -156,6 +159,8 @@ def fold(arguments: argparse.Namespace) -> None:
             moved = values[f"valid_ce_{form}"]["value"] - values["valid_ce_gated"]["value"]
             line += f", validation loss moved by {moved:+.2g} nats/token"
         print(line)
+        for warning in report["warnings"]:
+            print(f"{form}: {warning}")
 
 
 def generate(arguments: argparse.Namespace) -> None:
@@ -192,8 +197,9 @@ def bench(arguments: argparse.Namespace) -> None:
     if not result.is_file():
         raise UserError(f"{arguments.model} holds no result.json: give the run folder of a tapered model")
     variant = read_json(result)["job"]["variant"]
-    device = pick_device(arguments.device)
-    write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
+    with device_slot(arguments.device):
+        device = pick_device(arguments.device)
+        write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
 
     from ..report.decode_notes import bench_line
     from ..report.decode_rows import read
