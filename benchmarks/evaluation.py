@@ -1,9 +1,10 @@
 """Memory of an evaluation: it streams, so that more rows take no more of it."""
 
-import resource
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from .report import Figure, figure
 
@@ -36,7 +37,9 @@ def _score(rows: int) -> None:
     model = fresh(shape, vocab_size=VOCABULARY, context=CONTEXT, generator=generator(0, "init"))
     ids = torch.randint(VOCABULARY, (rows, CONTEXT), generator=generator(0, "rows"), dtype=torch.int32)
     score_rows(model, ids, batch=16, device=torch.device("cpu")).statistics()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)  # kilobytes on Linux
+    # Not ru_maxrss: a process inherits that of the one that started it.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    print(1024 * int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]))
 
 
 if __name__ == "__main__":

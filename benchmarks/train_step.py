@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
 
 from tapernorm.rng import generator
 from tapernorm.settings import DecoderConfig
@@ -29,25 +28,13 @@ SHAPE = DecoderConfig(
 )
 
 
-class StockLlama(nn.Module):
-    """transformers' LLaMA as a map from ids to logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stock = stock_llama(decoder(SHAPE))
-        self.config = self.stock.config
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.stock(tokens, use_cache=False).logits
-
-
 def measure() -> Iterator[Figure]:
     """Speed relative to transformers' LLaMA (Baseline) and to Baseline (0 < g < 1, g = 0)."""
     torch.manual_seed(0)
     windows = torch.randint(SHAPE.vocab_size, (BATCH, SHAPE.context + 1), generator=generator(0, "bench"))
     batch = windows[:, :-1], windows[:, 1:]
     arms = {
-        "llama": one_step(StockLlama(), None, *batch),
+        "llama": one_step(stock_llama(decoder(SHAPE)), None, *batch),
         "baseline": one_step(decoder(SHAPE), None, *batch),
         "mix": one_step(mix := tapered(SHAPE, gate=0.5, anchored=True), taper_of(mix), *batch),
         "linear": one_step(linear := tapered(SHAPE, gate=0.0, anchored=True), taper_of(linear), *batch),
