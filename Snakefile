@@ -80,6 +80,6 @@ rule all:
 
 onstart:
     print(
-        f"{RUN.run}: {len(RUN.pretrain_cells())} training jobs. {RUN.caption}",
+        f"{RUN.run}: {len(RUN.pretrain_cells())} pre-trainings, {len(RUN.finetune_cells())} fine-tunes. {RUN.caption}",
         file=sys.stderr,
     )

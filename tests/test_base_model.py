@@ -82,6 +82,18 @@ def test_a_fresh_model_needs_blocks(tmp_path: Path) -> None:
         make_base(JOB, None, tmp_path, HARDWARE)
 
 
+def test_blocks_of_another_length_are_refused(tmp_path: Path) -> None:
+    short = write_blocks(tmp_path / "short", context=CONTEXT - 1)
+    with pytest.raises(UserError, match="blocks of 8 tokens and the job asks for 9"):
+        make_base(JOB, short, tmp_path / "run", HARDWARE)
+
+
+def test_a_published_model_takes_no_blocks(blocks: Path, tmp_path: Path) -> None:
+    job = BaseJob.model_validate({**JOB.model_dump(), "source": "gpt2", "fresh": None})
+    with pytest.raises(UserError, match="is gpt2 as it is, and needs no blocks"):
+        make_base(job, blocks, tmp_path, HARDWARE)
+
+
 def test_a_fresh_model_is_trained_and_resumed_bitwise(blocks: Path, tmp_path: Path) -> None:
     make_base(JOB, blocks, tmp_path / "whole", MICRO)
     whole = outcome_of_base(tmp_path / "whole")

@@ -119,6 +119,22 @@ def test_a_job_and_a_config_name_the_same_job(called: list, variant: str) -> Non
     assert (job.taper is None) == (variant == "baseline")
 
 
+@pytest.mark.parametrize(
+    ("verb", "needs", "option"),
+    [
+        ("corpus", [], ["--text", "base"]),
+        ("tokenizer", ["--corpus", "c"], ["--gpt2"]),
+        ("blocks", ["--corpus", "c", "--tokenizer", "t"], ["--text", "base"]),
+        ("hubrows", ["--tokenizer", "t"], ["--text", "pile"]),
+        ("filter", ["--rows", "r", "--seen", "s"], ["--text", "filtered"]),
+    ],
+)
+def test_a_job_takes_no_option_that_would_choose_one(verb: str, needs: list, option: list, tmp_path, capsys) -> None:
+    said = complaint(capsys, [verb, *needs, "--job", "{}", *option, "--out", str(tmp_path / "out")])
+    assert "a --job names its own" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_threads_replace_those_of_the_config(called: list) -> None:
     cell = ["--variant", "baseline", "--width", "24", "--seed", "1", "--tokens", "t", "--out", "o"]
     assert main(["pretrain", "--config", CONFIG, *cell, "--threads", "7"]) == 0

@@ -15,13 +15,16 @@ import pytest
 from training import HARDWARE, command, make_job, write_stream
 
 from tapernorm import devices
+from tapernorm.cli import main
 from tapernorm.devices import VISIBLE, device_slot, visible_devices
 from tapernorm.errors import UserError
+from tapernorm.verbs import models
 
 HOLD = """
 import os, sys
 from pathlib import Path
 from tapernorm import devices
+from tapernorm.cli import main
 devices._POLL_S = 0.02
 folder, names, jobs, whole = sys.argv[1:]
 with devices.device_slot("cuda", int(jobs), whole=int(whole), devices=names.split(), folder=Path(folder)) as name:
@@ -34,6 +37,7 @@ VISIT = """
 import sys, time
 from pathlib import Path
 from tapernorm import devices
+from tapernorm.cli import main
 devices._POLL_S = 0.01
 if sys.argv[2] == "unlocked":
     devices.fcntl.flock = lambda *_: None
@@ -253,3 +257,17 @@ def test_a_training_waits_for_the_device_that_another_process_holds(tmp_path, jo
         assert (tmp_path / "run/result.json").exists()
     finally:
         (devices._lock_folder() / f"{name}.slot0").unlink()
+
+
+@pytest.mark.parametrize("verb", [["fold", "--out", "O"], ["evaluate", "--tokens", "T"]])
+def test_scoring_and_folding_take_any_of_the_slots_that_trainings_share(monkeypatch, verb):
+    """Counting one slot per GPU they would wait for the trainings in the first, others being free."""
+    asked = []
+
+    def slot(*arguments, whole=0):
+        asked.append((*arguments, whole))
+        raise UserError("far enough")
+
+    monkeypatch.setattr(models, "device_slot", slot)
+    assert main([*verb, "--model", "M", "--device", "cuda", "--jobs-per-gpu", "4"]) == 2
+    assert asked == [("cuda", 4, 0)]

@@ -125,6 +125,16 @@ def test_an_eager_run_of_the_paper_fits_its_first_limit():
         assert 60 * hours < limit_min(load, config.hardware) < 3 * 60 * hours
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_process_of_a_job_has_memory_of_its_own_and_one_writes_the_checkpoint(device):
+    load = load_of(d_model=512, d_ff=1368, n_layer=8)
+    one, two, four = (
+        memory_mb(load, HARDWARE.model_copy(update={"device": device, "devices_per_job": n})) for n in (1, 2, 4)
+    )
+    assert four - two == pytest.approx(2 * (two - one), abs=3)
+    assert 1e6 * (2 * one - two) == pytest.approx(2 * load.checkpoint_bytes, abs=3e6)
+
+
 def test_more_threads_or_a_gpu_take_less_time_and_a_gpu_less_host_memory():
     load = load_of(d_model=512, d_ff=1368, n_layer=8, context=512, batch=32)
     times = [

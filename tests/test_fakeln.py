@@ -134,6 +134,14 @@ def test_attaching_keeps_the_parameters_and_adds_one_buffer_per_norm():
     assert list(fake_norms(model)) == NORMS
 
 
+def test_saving_an_attached_model_leaves_nothing_that_loads_as_a_stock_one(tmp_path):
+    """Its weights in a stock GPT-2 would normalise again."""
+    model, _ = attached()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(Exception, match="no stock model: its norms are tapered, fixed or gone"):
+        type(model).from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

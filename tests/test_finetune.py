@@ -268,6 +268,12 @@ def test_blocks_of_another_length_are_refused(base: Path, tmp_path: Path) -> Non
         finetune(make_job(), base, short, tmp_path / "run", MICRO)
 
 
+def test_a_base_that_takes_fewer_tokens_is_refused(base: Path, tmp_path: Path) -> None:
+    long = write_blocks(tmp_path / "long", context=CONTEXT + 1)
+    with pytest.raises(UserError, match="takes 9 tokens and the blocks have 10"):
+        finetune(make_job(context=CONTEXT + 1), base, long, tmp_path / "run", MICRO)
+
+
 def test_a_removal_after_the_last_step_is_refused(base: Path, blocks: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="last norm at step 10 and the run has 9"):
         finetune(make_job("fakeln", steps=9), base, blocks, tmp_path / "run", MICRO)
@@ -275,7 +281,8 @@ def test_a_removal_after_the_last_step_is_refused(base: Path, blocks: Path, tmp_
 
 def test_another_base_model_never_resumes(base: Path, steady_base: Path, blocks: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    other = write_base(tmp_path / "other", n_layer=3)
+    other = write_base(tmp_path / "other", dropout=0.2)  # of the same weights
+    assert (other / "model.safetensors").read_bytes() == (base / "model.safetensors").read_bytes()
     kill(partial(at_step, 9, "before"), command(make_job(), base, blocks, run), tmp_path / "log")
     (before,) = (run / "resume").iterdir()
     kill(partial(at_step, 1, "before"), command(make_job(), other, blocks, run), tmp_path / "log")

@@ -16,6 +16,8 @@ from tapernorm.jobs import BaseJob, BlocksJob, EvaluateJob, FinetuneJob
 ROOT = Path(__file__).parents[1]
 PAPER = load_config(ROOT / "config" / "paper.yaml")
 DEMO = load_config(ROOT / "config" / "demo.yaml")
+assert DEMO.gpt2 is not None
+HELD_OUT = DEMO.gpt2.corpora[0].model_dump(mode="json") | {"name": "again"}
 
 
 def changed(place: str, value: object) -> dict:
@@ -24,7 +26,7 @@ def changed(place: str, value: object) -> dict:
     node, (*parents, last) = config["gpt2"], place.split(".")
     for name in parents:
         node = node[int(name) if name.isdigit() else name]
-    node[last] = value
+    node[int(last) if last.isdigit() else last] = value
     return config
 
 
@@ -113,6 +115,8 @@ def test_only_scored_blocks_are_limited() -> None:
     assert DEMO.blocks_job("train") == BlocksJob(context=64, block_documents=None, max_rows=1000)
     assert DEMO.blocks_job("base").max_rows is None
     assert DEMO.blocks_job("stdlib").max_rows == 1000
+    with pytest.raises(UserError, match="no text 'stlib' in gpt2"):  # whose max_rows would be lost
+        DEMO.blocks_job("stlib")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,8 @@ def test_only_scored_blocks_are_limited() -> None:
         ("sizes.0.decay_steps", 299, "those must reach steps (300)"),
         ("sizes.0.taper", {"start": 20, "end": 301}, "taper.end (301) lies after the last step (300)"),
         ("sizes.0.taper", {"start": 20, "end": 20}, "taper.end (20) must lie after taper.start (20)"),
+        ("sizes.0.fakeln.final", 301, "fakeln.final (301) lies after the last step (300)"),
+        ("sizes.0.fakeln.qk_start", 22, "ln_1.qk at step 22 comes before transformer.h.1.ln_2 at step 23"),
         ("sizes.0.source", "gpt2", "give one and null for the other"),
         ("sizes.1.name", "tiny", "gpt2 sizes' names: tiny given twice"),
         ("bpe", "gpt2", "gpt2.tokenizer or gpt2.bpe"),
@@ -132,6 +138,9 @@ def test_only_scored_blocks_are_limited() -> None:
         ("corpora.2.seen", None, "kind 'filtered' needs"),
         ("corpora.0.seen", "base", "belong to kind 'filtered'"),
         ("corpora.1.text.0.valid_fraction", 0.5, "its valid_fraction must be 1"),
+        ("corpora.2.max_rows", 5, "stdlib_filtered: a filter keeps what it keeps; limit max_rows of 'stdlib'"),
+        ("corpora.0.name", "train", "train: base and train are the names of the training texts"),
+        ("corpora.1", HELD_OUT, "web, again are the same held-out rows; leave one"),
         ("text.0.part", "first", "only source 'python_stdlib' comes in halves"),
         ("sizes.0.fresh.shape.n_head", 5, "d_model 32 is not divisible by n_head 5"),
         ("sizes.0.fakeln.gap", 1, "unknown key; valid keys here are ema_rate"),

@@ -272,6 +272,16 @@ def test_unlike_fine_tunes_of_one_size_are_refused(column):
         gpt2_tables.table3x(frame, **RUN)
 
 
+def test_a_corpus_that_stands_beside_no_published_one_is_refused_by_name():
+    """`evaluate --blocks web=DIR` by hand knows no columns."""
+    frame = scores(SEEDED)
+    frame.loc[frame["corpus"] == "pile", "column"] = "web"
+    with pytest.raises(
+        UserError, match="corpus pile stands for 'web', and the published columns are owt, pile, pile_f"
+    ):
+        gpt2_tables.table3(frame, **RUN)
+
+
 def test_a_run_without_scores_is_refused():
     with pytest.raises(UserError, match="run demo has no scores"):
         gpt2_tables.table3(scores(SEEDED).iloc[:0], **RUN)

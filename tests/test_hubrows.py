@@ -61,6 +61,12 @@ def test_a_local_folder_stands_in_for_the_hub(tmp_path: Path, max_rows: int | No
     assert [Path(file["path"]).name for file in manifest["details"]["files"]] == [f"part-{i}.parquet" for i in range(3)]
 
 
+def test_a_folder_has_no_revision(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "rows", ROWS[:5], pieces=1)
+    with pytest.raises(UserError, match="is a local folder, which has no revision"):
+        write_hub_rows(job(str(source), revision="abc"), tmp_path, tmp_path / "out")
+
+
 def test_the_hub_is_streamed_where_the_first_rows_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, read = [], []
 

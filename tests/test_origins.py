@@ -8,6 +8,7 @@ from writing import data_config
 
 from tapernorm.data.origins import origin_of
 from tapernorm.data.sources import open_source
+from tapernorm.files import sha256_of
 
 
 def manifest(*sources: str, **details: object) -> dict[str, object]:
@@ -34,8 +35,17 @@ def test_a_filter_says_what_it_compared_with() -> None:
 
 
 def test_rows_of_the_hub_and_files_are_named(tmp_path: Path) -> None:
-    assert origin_of({"details": {"hub": "some/rows"}}) == "some/rows"
+    assert origin_of({"details": {"hub": "some/rows", "revision": None}}) == "some/rows at its newest revision"
+    assert origin_of({"details": {"hub": "some/rows", "revision": "abc"}}) == "some/rows at abc"
     file = tmp_path / "a.txt"
     file.write_text("words")
     text = {"source": "text", "details": open_source(data_config("text", files=(str(file),), field="text")).details}
-    assert origin_of({"details": {"sources": [text]}}).startswith(f"{file} (sha256 ")
+    assert origin_of({"details": {"sources": [text]}}) == f"a.txt, sha256 {sha256_of(file)[:12]}"
+
+
+def test_many_files_are_named_by_the_first_of_them_and_one_hash_of_all() -> None:
+    files = [{"path": f"/some/where/part-{i}.parquet", "sha256": f"{i}" * 64} for i in range(5)]
+    line = origin_of({"details": {"files": files}})
+    assert line.startswith("part-0.parquet, part-1.parquet, part-2.parquet and 2 more, sha256 ")
+    assert origin_of({"details": {"files": files[:4]}}) != line
+    assert origin_of({"details": {"files": [*files[:4], {**files[4], "sha256": "5" * 64}]}}) != line

@@ -243,7 +243,7 @@ import tapernorm
 assert "torch" not in sys.modules, "importing the package imported torch"
 
 import torch
-from tapernorm.config import DecoderConfig
+from tapernorm.settings import DecoderConfig
 
 config = DecoderConfig(
     vocab_size=37, d_model=24, n_layer=2, n_head=6, n_kv_head=3, d_ff=40, context=16,

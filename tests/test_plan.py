@@ -4,11 +4,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tapernorm import plan
+from tapernorm import devices, plan
 from tapernorm.cli import main
 from tapernorm.configfile import load_config
 from tapernorm.errors import UserError
@@ -72,10 +73,10 @@ def test_the_counted_speed_gives_the_papers_own_hours(config):
         assert made.item_hours(item, compiled=False, shared=1) == pytest.approx(item.published_h, rel=0.12)
 
 
-def made_plan(*some, **hardware):
+def made_plan(*some, gpus=1, **hardware):
     config = load_config(PAPER)
     changed = config.hardware.model_copy(update={"compile": False, "jobs_per_gpu": 1, **hardware})
-    return Plan(items=some, hardware=changed, on_gpu=True, precision="bf16", gpus=1, speeds=EAGER)
+    return Plan(items=some, hardware=changed, on_gpu=True, precision="bf16", gpus=gpus, speeds=EAGER)
 
 
 TRAINING = Item("pretrain", 8, seconds=7200.0, arithmetic_s=1800.0, shares=True, disk_bytes=10.0, checkpoint_bytes=3.0)
@@ -109,6 +110,10 @@ def test_the_peak_on_disk_is_what_stays_and_the_checkpoints_of_jobs_that_run_at_
     assert made_plan(TRAINING, evaluation, jobs_per_gpu=4).peak_bytes == 15 + 4 * 3
     assert made_plan(TRAINING, tuned, jobs_per_gpu=4).peak_bytes == 30 + 12
     assert made_plan(TRAINING, tuned, jobs_per_gpu=2).peak_bytes == 30 + 10
+    assert made_plan(tuned, gpus=3).peak_bytes == 20 + 3 * 10
+    assert made_plan(tuned, gpus=8).peak_bytes == 20 + 4 * 10  # there are no more jobs
+    pairs = replace(tuned, devices=2)
+    assert [made_plan(pairs, gpus=gpus).peak_bytes for gpus in (1, 2, 5, 16)] == [30, 30, 40, 60]
 
 
 def test_a_checkpoint_holds_weights_and_two_moments_and_three_exist_at_once(config):
@@ -152,8 +157,22 @@ def test_the_verb_prints_every_rule_the_published_hours_and_each_defaults_saving
     assert "Published: 773 h" in text
     for default in ("compile: ", "jobs_per_gpu 4: ", "bf16: "):
         assert any(line.startswith(default) for line in text.splitlines())
-    assert main(["plan", "--config", str(ROOT / "config/demo.yaml"), "--set", "hardware.device=cpu"]) == 0
-    assert "Expected on 2 CPU cores: " in capsys.readouterr().out
+    assert "cannot run it" not in text
+    assert main(["plan", "--config", str(PAPER), "--gpus", "2"]) == 0
+    assert "A job of finetune xl takes 4 GPUs of one machine: 2 cannot run it." in capsys.readouterr().out
+
+
+def test_a_config_for_any_device_is_planned_for_the_gpus_that_are_here(capsys, monkeypatch):
+    demo = ["plan", "--config", str(ROOT / "config/demo.yaml")]
+    for gpus, options, said in [
+        (0, [], "Expected on 2 CPU cores: "),
+        (3, [], "on 3 GPU(s)"),
+        (0, ["--gpus", "2"], "on 2 GPU(s)"),
+        (3, ["--set", "hardware.device=cpu"], "Expected on 2 CPU cores: "),
+    ]:
+        monkeypatch.setattr(devices, "visible_devices", lambda environment, n=gpus: ["GPU-x"] * n)
+        assert main([*demo, *options]) == 0
+        assert said in capsys.readouterr().out
 
 
 def test_planning_imports_neither_torch_nor_pandas():

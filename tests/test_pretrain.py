@@ -30,6 +30,7 @@ from training import (
     write_stream,
 )
 
+import tapernorm.provenance
 import tapernorm.training_run
 from tapernorm.checkpoint import Checkpoints
 from tapernorm.cli import main
@@ -533,3 +534,10 @@ def test_a_finished_run_is_not_trained_again_unless_a_file_of_it_is_gone(tokens,
     trained.clear()
     pretrain(make_job(lr=5e-3), tokens, tmp_path, HARDWARE)
     assert len(trained) == STEPS  # other settings are another run
+
+
+def test_the_code_that_ran_is_named_not_the_code_that_lies_there_at_the_end(tokens: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tapernorm.training_run, "code_commit", lambda: "as it started")
+    monkeypatch.setattr(tapernorm.provenance, "code_commit", lambda: "pulled meanwhile")
+    result = pretrain(make_job("baseline", steps=4), tokens, tmp_path / "run", HARDWARE)
+    assert result["provenance"]["commit"] == "as it started"

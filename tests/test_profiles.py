@@ -50,7 +50,8 @@ def expected_counts() -> dict[str, int]:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_profile_plans_the_papers_run(name):
-    counts = planned(dry_run("tables", "figures", "--workflow-profile", f"profiles/{name}", *PAPER))
+    gpus = ("--resources", "gpu=16") if name == "gpu" else ()  # its own one is less than the largest job takes
+    counts = planned(dry_run("tables", "figures", "--workflow-profile", f"profiles/{name}", *gpus, *PAPER))
     expected = expected_counts()
     assert {rule: counts.get(rule) for rule in expected} == expected
     assert expected["pretrain"] == 84
@@ -85,7 +86,13 @@ def test_a_slurm_job_asks_for_a_gpu_and_for_what_its_model_and_steps_need():
         limits.append(int(resources["runtime"]))
     assert limits == sorted(limits)
     resources = asked(job_of(done.stdout + done.stderr, "results/paper/finetune/all_aux/xl/seed1/result.json"))
-    assert int(resources["mem_mb"]) > 30_000
+    assert (resources["gpu"], resources["nodes"]) == ("4", "1")  # of one machine
+    hardware = config.finetune_hardware("xl")
+    load = Load.of_finetune(config.finetune_job("all_aux", "xl", 1), config.base_job("xl"), None, hardware)
+    assert resources["mem_mb"] == str(memory_mb(load, hardware))
+    assert resources["runtime"] == str(limit_min(load, hardware))
+    assert int(resources["mem_mb"]) > 60_000  # each of four processes reads the weights
+    assert asked(job_of(done.stdout + done.stderr, "results/paper/gpt2/base/xl/result.json"))["gpu"] == "0"
     assert "gpu" not in asked(job_of(done.stdout + done.stderr, "results/paper/data/corpus/train.jsonl"))
 
 
@@ -136,7 +143,7 @@ def test_the_workflow_passes_snakemakes_linter():
 def test_every_rule_with_a_command_names_the_one_environment():
     for path in (ROOT / "workflow/rules").glob("*.smk"):
         named = re.findall(r'conda:\n\s+"(.*)"', path.read_text())
-        assert set(named) <= {"../../environment.yml"}
+        assert named == ["../../environment.yml"] * len(re.findall(r"^ +shell:$", path.read_text(), flags=re.MULTILINE))
     assert (ROOT / "workflow/rules/../../environment.yml").is_file()
 
 

@@ -1,12 +1,14 @@
 """One evaluation of a small tapered GPT-2, gated and folded, against transformers' own loss on the same rows."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from hugging_face import gpt2
 from mixed import close_gate
 
+from tapernorm.cli import main
 from tapernorm.data.blocks import Blocks, write_blocks
 from tapernorm.data.tokenizer import Tokenizer, train_tokenizer
 from tapernorm.errors import UserError
@@ -109,6 +111,31 @@ def test_the_folded_model_scores_as_the_gated_one_and_an_unfolded_one_does_not(m
     wrong = evaluate_model(job(), both, blocks(made), made / "tokenizer", tmp_path / "wrong.json", **HOW)
     means = [f["rows"]["mean"] for f in wrong["corpora"]["code"]["forms"].values()]
     assert means[0] != pytest.approx(means[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("beside", "model"),
+    [
+        ({"kind": "base", "source": "gpt2"}, {"kind": "original", "size": "unknown", "method": "original"}),
+        (
+            {"kind": "base", "job": {"size": "mini", "seed": 3}},
+            {"kind": "original", "size": "mini", "method": "original"},
+        ),
+        (
+            {"kind": "finetune", "job": {"size": "mini", "method": "fakeln", "seed": 3}},
+            {"kind": "finetuned", "size": "mini", "method": "fakeln", "seed": 3},
+        ),
+        (None, {"kind": "finetuned", "size": "unknown", "method": "unknown"}),
+    ],
+)
+def test_by_hand_a_run_says_itself_what_it_is(made, tmp_path, beside, model):
+    shutil.copytree(made / "gated", tmp_path / "run")
+    if beside:
+        write_json(tmp_path / "run" / "result.json", beside)
+    folders = ["--model", str(tmp_path / "run"), "--tokenizer", str(made / "tokenizer")]
+    scored = ["--blocks", f"code={made}/blocks/code", "--device", "cpu", "--out", str(tmp_path / "scores.json")]
+    assert main(["evaluate", *folders, *scored]) == 0
+    assert json.loads((tmp_path / "scores.json").read_text())["job"]["model"] == {"seed": None} | model
 
 
 def test_the_file_is_the_result_and_says_what_was_scored(made, result):

@@ -73,6 +73,27 @@ def signal_in_last_evaluation(number: int) -> None:
     evaluate.scoring_windows = windows
 
 
+def signal_while_tidying(number: int) -> None:
+    """Sabotage: the signal comes when all results are written and the checkpoints are about to go."""
+    from tapernorm import training_run
+
+    original = training_run._discard
+
+    def discard(folder):
+        os.kill(os.getpid(), number)
+        original(folder)
+
+    training_run._discard = discard
+
+
+def never_too_late(number: int) -> None:
+    """Sabotage: the same, and a run that stops even then."""
+    from tapernorm import training_run
+
+    training_run.too_late = nothing
+    signal_while_tidying(number)
+
+
 def checkpoints(run: Path) -> list[int]:
     """The optimizer steps that checkpoints were written after."""
     return sorted(int(path.name.split(".")[0].removeprefix("step-")) for path in run.glob("resume/*/step-*.pt"))
@@ -127,6 +148,15 @@ def test_outside_the_steps_it_stops_at_once_and_leaves_nothing_half_written(tmp_
     assert leftovers(tmp_path / "run") == ["resume"]
     assert run_apart(nothing, arguments, tmp_path / "log") == 0
     assert outcome_of(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.parametrize(("sabotage", "code"), [(signal_while_tidying, 0), (never_too_late, 143)])
+def test_a_signal_after_the_result_is_written_comes_too_late(tmp_path, tokens, undisturbed, sabotage, code):
+    """Else the job would fail, its results be deleted by the workflow engine, and its checkpoints be gone."""
+    arguments = command(make_job(), tokens, tmp_path / "run", NEVER)
+    assert run_apart(partial(sabotage, signal.SIGTERM), arguments, tmp_path / "log") == code
+    assert outcome_of(tmp_path / "run") == undisturbed
+    assert leftovers(tmp_path / "run") == ([] if code == 0 else ["resume"])
 
 
 def test_every_verb_stops_at_a_signal():

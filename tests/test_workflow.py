@@ -196,6 +196,16 @@ def test_the_paper_config_plans_every_run_of_the_paper():
     assert planned(done) == report | jobs | data | gpt2 | scored
 
 
+def test_held_out_rows_can_be_filtered_too(tmp_path):
+    folder = project(tmp_path)
+    corpora = yaml.safe_load((folder / "config/test.yaml").read_text())["gpt2"]["corpora"]
+    corpora[2]["of"] = "web"
+    config = write_config(folder, "mine.yaml", gpt2__corpora=corpora)
+    done = snakemake(folder, "-n", "-p", "table3", "--configfile", config)
+    assert planned(done)["filter"] == 1
+    assert "--rows results/test/gpt2/blocks/train --seen results/test/gpt2/blocks/base" in done.stdout + done.stderr
+
+
 def test_a_misspelt_setting_is_one_clear_error(tmp_path):
     folder = project(tmp_path)
     config = write_config(folder, "misspelt.yaml", taper__anchor_wieght=0.1)

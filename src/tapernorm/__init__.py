@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .export import load
     from .folding import FoldReport, fold
     from .models.llama import Decoder
-    from .models.store import load
     from .norms import LayerNorm, RMSNorm
     from .schedule import GateSchedule, gate_at, lr_at
     from .taper import Taper, attach
+    from .trainer_callback import TaperCallback
 
 _HOME = {
     "Decoder": "models.llama",
@@ -23,10 +24,11 @@ _HOME = {
     "LayerNorm": "norms",
     "RMSNorm": "norms",
     "Taper": "taper",
+    "TaperCallback": "trainer_callback",
     "attach": "taper",
     "fold": "folding",
     "gate_at": "schedule",
-    "load": "models.store",
+    "load": "export",
     "lr_at": "schedule",
 }
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "LayerNorm",
     "RMSNorm",
     "Taper",
+    "TaperCallback",
     "attach",
     "fold",
     "gate_at",

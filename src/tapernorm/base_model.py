@@ -10,7 +10,7 @@ from .data.blocks import Blocks, batch_of
 from .errors import UserError
 from .evaluate import Evaluation, evaluate_blocks
 from .files import write_json
-from .finetune import next_tokens
+from .finetune import next_tokens, require_context
 from .identity import digest
 from .jobs import BaseJob
 from .models.gpt2 import fresh, is_disarmed, load_base
@@ -52,12 +52,15 @@ def make_base(job: BaseJob, blocks: Path | None, out: Path, hardware: HardwareCo
     """Bring or pre-train (or go on pre-training) the base model of `job` into `out`; returns its result.
 
     Args:
-        blocks: what a fresh model is trained on; a published one needs none.
+        blocks: what a fresh model is trained on; None for a published one.
 
     Raises:
-        UserError: as `bring_model`; or the blocks do not fit, another process holds `out`, or the run diverged.
+        UserError: as `bring_model`; or the blocks are missing, not needed or do not fit, another process holds `out`,
+            or the run diverged.
     """
     if job.source is not None:
+        if blocks is not None:
+            raise UserError(f"the base model {job.size} is {job.source} as it is, and needs no blocks: leave them out")
         return bring_model(job.source, out)
     if blocks is None:
         raise UserError(f"the base model {job.size} is trained here: give the blocks to train it on")
@@ -70,6 +73,7 @@ def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig) -
     device = pick_device(hardware.device)
     torch.set_num_threads(hardware.threads)
     train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
+    require_context(job.context, train_blocks, blocks)
     fingerprint = fingerprint_of(job, data_hashes(train_blocks.manifest))
 
     def make_trainer(folder: Path) -> Trainer:

@@ -223,17 +223,18 @@ class Config(Strict):
 
     def finetune_hardware(self, size: str) -> HardwareConfig:
         """The hardware section with what this size has of its own."""
-        own = ("micro_batch", "devices_per_job", "activation_checkpointing")
+        own = ("micro_batch", "devices_per_job", "activation_checkpointing", "checkpoint_every")
         return self.hardware.model_copy(update={name: getattr(self._size(size), name) for name in own})
 
     def blocks_job(self, corpus: str) -> BlocksJob:
         """The job that cuts a text of the GPT-2 track into blocks: base, train, or an evaluation corpus."""
         gpt2 = self._gpt2()
-        held_out = [c for c in gpt2.corpora if c.kind == "held_out"] if corpus == "train" else []
-        named = [c for c in gpt2.corpora if c.name == corpus]
-        limits = [c.max_rows for c in [*held_out, *named]]
+        self.gpt2_corpus_job(corpus)  # there is such a text
+        scored = [c for c in gpt2.corpora if c.name == corpus or (corpus == "train" and c.kind == "held_out")]
         return BlocksJob(
-            context=gpt2.context, block_documents=gpt2.block_documents, max_rows=limits[0] if limits else None
+            context=gpt2.context,
+            block_documents=gpt2.block_documents,
+            max_rows=scored[0].max_rows if scored else None,
         )
 
     def gpt2_corpus_job(self, text: str) -> CorpusJob:

@@ -169,9 +169,13 @@ def limit_min(load: Load, hardware: HardwareConfig, attempt: int = 1) -> int:
 
 
 def memory_mb(load: Load, hardware: HardwareConfig) -> int:
-    """Megabytes of host memory: the process, a checkpoint in the making, and on a CPU the training itself."""
-    held = load.training_bytes if hardware.device == "cpu" else _CUDA_BYTES
-    return math.ceil((_PROCESS_BYTES + 2 * load.checkpoint_bytes + held) / 1e6)
+    """Megabytes of host memory: a checkpoint in the making, and of each device's process what it takes by itself.
+
+    That is the weights that it starts from, and on a CPU the training.
+    """
+    held = load.training_bytes if hardware.device == "cpu" else _CUDA_BYTES + _FLOAT * load.parameters
+    processes = hardware.devices_per_job * (_PROCESS_BYTES + held)
+    return math.ceil((processes + 2 * load.checkpoint_bytes) / 1e6)
 
 
 def _kept(hardware: HardwareConfig, layers: int, width: int, block: int) -> int:

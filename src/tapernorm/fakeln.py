@@ -25,6 +25,7 @@ from .calibrate import update_means
 from .errors import UserError
 from .fakenorms import FakeLayerNorm, make_fake, require_plain
 from .fakeschedule import FakeSchedule, removal_steps, removed_at
+from .saving import guard_saving
 from .taper import DRIVER
 
 
@@ -58,6 +59,7 @@ def attach_fakeln(
     norms = {name: make_fake(model, name, ema_rate=ema_rate) for name in names}
     made = FakeLN(norms, model.get_submodule(arch.final), schedule, depth, aux_weight=aux_weight, eot=eot)
     model.__dict__[DRIVER] = made  # a deep copy of the model thus carries a driver of its own
+    guard_saving(model)
     return made
 
 

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arch import context_of
 from .data.blocks import Blocks, batch_of
 from .driver import NormDriver
 from .errors import UserError
 from .evaluate import Evaluation, evaluate_blocks
 from .fakeln import FakeLN, attach_fakeln
-from .fakeschedule import FakeSchedule
 from .files import sha256_of
 from .jobs import FinetuneJob
 from .models.gpt2 import GPT2LMHeadModel
-from .models.store import load
+from .models.store import MODEL_FILES, load
 from .optimisation import Optimisation
 from .schedule import GateSchedule
 from .settings import HardwareConfig
@@ -36,8 +36,8 @@ def finetune(job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: Ha
     if job.micro_batch is not None:  # it defines FakeLN's numbers, so that it is not the hardware's choice
         hardware = hardware.model_copy(update={"micro_batch": job.micro_batch})
     train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
-    _require_context(job.context, train_blocks, blocks)
-    data = {**data_hashes(train_blocks.manifest), "base": sha256_of(base / "model.safetensors")}
+    require_context(job.context, train_blocks, blocks)
+    data = {**data_hashes(train_blocks.manifest), "base": {name: sha256_of(base / name) for name in MODEL_FILES}}
     fingerprint = fingerprint_of(job, data)
 
     def make_trainer(folder: Path) -> Trainer:
@@ -45,6 +45,8 @@ def finetune(job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: Ha
         if not isinstance(model, GPT2LMHeadModel):
             raise UserError(f"{base} holds a {type(model).__name__} and a GPT-2 is fine-tuned here")
         require_vocabulary(model.config.vocab_size, train_blocks.manifest, blocks)
+        if (longest := context_of(model)) < job.context:
+            raise UserError(f"{base} takes {longest} tokens and the blocks have {job.context}: cut shorter ones")
 
         def validate() -> Evaluation:
             rows = hardware.micro_batch or job.batch
@@ -82,9 +84,12 @@ def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Norm
         UserError: FakeLN's last removal lies after the last step.
     """
     if job.fakeln is not None:
-        stages = job.fakeln.model_dump(exclude={"ema_rate"})
         driver = attach_fakeln(
-            model, schedule=FakeSchedule(**stages), ema_rate=job.fakeln.ema_rate, aux_weight=job.aux_weight, eot=eot
+            model,
+            schedule=job.fakeln.schedule(),
+            ema_rate=job.fakeln.ema_rate,
+            aux_weight=job.aux_weight,
+            eot=eot,
         )
         if (last := max(driver.removals.values())) > job.steps:
             raise UserError(f"FakeLN removes its last norm at step {last} and the run has {job.steps}: run longer")
@@ -110,7 +115,8 @@ def _details(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _require_context(context: int, blocks: Blocks, folder: Path) -> None:
+def require_context(context: int, blocks: Blocks, folder: Path) -> None:
+    """Raise UserError unless the blocks in `folder` are rows of `context` tokens."""
     if blocks.manifest["context"] != context:
         raise UserError(
             f"{folder} holds blocks of {blocks.manifest['context']} tokens and the job asks for {context}: "

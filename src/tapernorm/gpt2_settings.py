@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from .fakeschedule import FakeSchedule, removal_steps
 from .settings import DataConfig, PositiveInt, Rate, Strict, TokenizerConfig, TrainConfig, distinct
 
 Method = Literal["vanilla", "fakeln", "internal_aux", "all_aux"]
@@ -18,6 +19,7 @@ METHOD_LABELS: dict[str, str] = {
     "published_vanilla": "Vanilla, published weights",
     "published_fakeln": "FakeLN, published weights",
 }
+TEXTS = ("base", "train")  # what base models and tokenizer, and what fine-tunes, are trained on
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Rows = Annotated[int, Field(gt=0)]
 
@@ -58,6 +60,10 @@ class FakeStages(Strict):
     final: PositiveInt  # ln_f
     ema_rate: Rate  # of sigma; 1: the last optimizer step's mean alone
 
+    def schedule(self) -> FakeSchedule:
+        """When each site is removed."""
+        return FakeSchedule(**self.model_dump(exclude={"ema_rate"}))
+
 
 class TaperWindow(Strict):
     """Where the gate falls, in optimizer steps."""
@@ -91,9 +97,10 @@ class Gpt2Size(Strict):
     warmup_steps: Annotated[int, Field(ge=0)]
     decay_steps: PositiveInt  # where the cosine reaches min_lr; may lie after the last step
     batch: PositiveInt  # blocks per optimizer step
-    micro_batch: PositiveInt  # blocks per forward pass; defines numbers of FakeLN's auxiliary loss, of nothing else
-    devices_per_job: PositiveInt  # processes of one fine-tune, a GPU each; hardware: no number depends on it
+    micro_batch: PositiveInt  # blocks per forward pass; part of FakeLN's auxiliary loss, else only of dropout's draw
+    devices_per_job: PositiveInt  # processes of one fine-tune, a GPU each; hardware: only dropout's draw depends on it
     activation_checkpointing: bool  # as in the hardware section, for the fine-tunes of this size
+    checkpoint_every: PositiveInt  # optimizer steps; likewise
     fakeln_weight: Annotated[float, Field(ge=0)]  # lambda of FakeLN's auxiliary loss
     anchor_weight: Annotated[float, Field(gt=0)]  # lambda of the fixed-target scale loss
     taper: TaperWindow
@@ -115,6 +122,10 @@ class Gpt2Size(Strict):
             )
         if self.taper.end > self.steps:
             raise ValueError(f"taper.end ({self.taper.end}) lies after the last step ({self.steps})")
+        if self.fakeln.final > self.steps:
+            raise ValueError(f"fakeln.final ({self.fakeln.final}) lies after the last step ({self.steps})")
+        if self.fresh:
+            removal_steps(self.fakeln.schedule(), self.fresh.shape.n_layer)  # a depth of elsewhere is not known yet
         if self.published:
             distinct("published methods", [p.method for p in self.published])
         return self
@@ -136,9 +147,9 @@ class FinetuneConfig(Strict):
 class HubRows(Strict):
     """Tokenized rows on the hub, as long as a block."""
 
-    name: str
-    revision: str | None  # null: the newest
-    split: str
+    name: str  # of a data set, or a folder of Parquet files, all of which are read
+    revision: str | None  # null: the newest; of a folder: null
+    split: str  # of a data set
     field: str  # column that holds the token ids
 
 
@@ -163,6 +174,12 @@ class EvalCorpus(Strict):
             raise ValueError(f"{self.name}: kind 'filtered' needs `of` and `seen`")
         if self.kind != "filtered" and (self.seen, self.seen_rows) != (None, None):
             raise ValueError(f"{self.name}: `seen` and `seen_rows` belong to kind 'filtered'")
+        if self.kind == "filtered" and self.max_rows is not None:
+            raise ValueError(
+                f"{self.name}: a filter keeps what it keeps; limit max_rows of {self.of!r}, and leave it null"
+            )
+        if self.name in TEXTS:
+            raise ValueError(f"{self.name}: {' and '.join(TEXTS)} are the names of the training texts; take another")
         for kind, there in given.items():
             if there != (self.kind == kind):
                 raise ValueError(
@@ -196,6 +213,9 @@ class Gpt2Config(Strict):
         distinct("gpt2.text", self.text)
         distinct("gpt2 sizes' names", [size.name for size in self.sizes])
         names = distinct("gpt2 corpora's names", [corpus.name for corpus in self.corpora])
+        held_out = [corpus.name for corpus in self.corpora if corpus.kind == "held_out"]
+        if len(held_out) > 1:
+            raise ValueError(f"gpt2.corpora: {', '.join(held_out)} are the same held-out rows; leave one")
         if (self.tokenizer is None) == (self.bpe is None):
             raise ValueError("gpt2.tokenizer or gpt2.bpe: give one and null for the other")
         made_here = self.tokenizer is not None or any(size.fresh for size in self.sizes)

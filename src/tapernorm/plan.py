@@ -86,6 +86,7 @@ class Item:
         arithmetic_s: the part of those that no overhead explains.
         published_h: what its authors report for as many runs.
         shares: whether its jobs share a GPU; fine-tunes have theirs for themselves.
+        devices: GPUs of one job.
         measured: whether `seconds` is how long such jobs really took, in the company that they had.
     """
 
@@ -100,6 +101,7 @@ class Item:
     published_h: float | None = None
     measured: bool = False
     shares: bool = False
+    devices: int = 1
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,19 @@ class Plan:
         return sum(item.disk_bytes for item in self.items)
 
     @property
+    def largest(self) -> Item:
+        """Whose jobs take the most GPUs."""
+        return max(self.items, key=lambda item: item.devices)
+
+    @property
     def peak_bytes(self) -> float:
         """Everything kept at the end, and the checkpoints of as many jobs as run at once."""
         return self.kept_bytes + max(self.running_bytes(item) for item in self.items)
 
     def running_bytes(self, item: Item) -> float:
-        """Checkpoints of as many jobs as run at once."""
-        return self.gpus * self._together(item, None) * item.checkpoint_bytes
+        """Checkpoints of as many jobs as run at once; of one, where there are fewer GPUs than it takes."""
+        at_once = max(1, self.gpus // item.devices) * self._together(item, None)
+        return min(item.jobs, at_once) * item.checkpoint_bytes
 
     def device_hours(self, *, compiled: bool | None = None, shared: int | None = None, slowed: float = 1) -> float:
         """GPU-hours of all items, by default with what the config's hardware section says."""
@@ -156,14 +164,15 @@ def plan_of(
     """The plan of every rule of `config`.
 
     Args:
+        gpus: that the run may use; 0: it runs on the CPU.
         measured: d_model -> tokens/s of finished pre-training runs, in place of `speeds` for that width.
     """
     return Plan(
         items=list(_items(config, speeds, measured or {})),
         hardware=config.hardware,
-        on_gpu=config.hardware.device != "cpu",
+        on_gpu=gpus > 0 and config.hardware.device != "cpu",
         precision=config.train.precision,
-        gpus=gpus,
+        gpus=max(1, gpus),
         speeds=speeds,
         measured=measured or {},
     )
@@ -197,6 +206,7 @@ def _pretrain(config: Config, d_model: int, throughput: Throughput, measured: Ma
     item = replace(
         item,
         shares=config.hardware.devices_per_job == 1,
+        devices=config.hardware.devices_per_job,
         disk_bytes=sum(_FLOAT * load.parameters + _ROW * logged for load in loads),
         published_h=None if hours is None else hours * len(cells),
     )
@@ -275,7 +285,7 @@ def _gpt2(config: Config, throughput: Throughput) -> Iterator[Item]:
             for method in gpt2.methods
             for seed in gpt2.seeds
         ]
-        yield _training(f"finetune {size.name}", tuned, throughput)
+        yield replace(_training(f"finetune {size.name}", tuned, throughput), devices=size.devices_per_job)
         folded = len(tuned) - len(gpt2.seeds) * ("vanilla" in gpt2.methods)
         yield Item(f"finetune_fold {size.name}", folded, disk_bytes=_UNTIED * folded * _FLOAT * base.parameters)
         models = len(tuned) + folded + 1 + len(size.published)

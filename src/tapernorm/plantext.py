@@ -47,10 +47,13 @@ def _totals(config: Config, plan: Plan, cores: int) -> Iterator[str]:
     published = sum(item.published_h or 0 for item in plan.items)
     theirs = sum(plan.item_hours(item, compiled=False, shared=1) for item in plan.items if item.published_h)
     yield f"GPU-hours: {plan.device_hours():.0f}, so {plan.device_hours() / plan.gpus:.0f} h on {plan.gpus} GPU(s)."
+    if plan.largest.devices > plan.gpus:
+        largest = plan.largest
+        yield f"A job of {largest.rule} takes {largest.devices} GPUs of one machine: {plan.gpus} cannot run it."
     if published:
         yield (
             f"Published: {published:.0f} h for as many runs as those with a number beside them, eager, one per H100; by"
-            f" the same arithmetic without our defaults: {theirs:.0f} h."
+            f" the same arithmetic without our defaults: {theirs:.0f} h, its overhead having been fitted to theirs."
         )
     yield from _assumed(plan)
     yield from _savings(plan)
@@ -77,7 +80,8 @@ def _savings(plan: Plan) -> Iterator[str]:
     if hardware.jobs_per_gpu > 1:
         yield (
             f"jobs_per_gpu {hardware.jobs_per_gpu}: {plan.device_hours(shared=1):.0f} GPU-hours with one job per GPU;"
-            " overheads of pre-training jobs that share a device overlap, their arithmetic does not."
+            " overheads of pre-training jobs that share a device overlap, their arithmetic does not. A scheduler that"
+            " gives each job a GPU of its own shares none: there, count on the larger number."
         )
     if plan.precision == "bf16":
         slow = plan.device_hours(slowed=1 / FLOAT32)

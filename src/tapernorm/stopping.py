@@ -35,6 +35,7 @@ class _State:
         self.received: signal.Signals | None = None
         self.received_at = 0.0
         self.waiting = False  # inside `until_safe`
+        self.too_late = False
 
 
 _state = _State()
@@ -49,6 +50,11 @@ def check() -> None:
     """Raise Stopped if this process was asked to stop."""
     if _state.received is not None:
         raise Stopped(_state.received)
+
+
+def too_late() -> None:
+    """Ignore further signals until `stoppable` ends: the work is done, what is left of it takes a moment."""
+    _state.too_late = True
 
 
 @contextmanager
@@ -78,6 +84,8 @@ def until_safe() -> Iterator[None]:
 
 def _receive(number: int, frame: FrameType | None) -> None:
     received, now = signal.Signals(number), time.monotonic()
+    if _state.too_late:
+        return
     if _state.received is None:
         _state.received, _state.received_at = received, now
         if not _state.waiting:

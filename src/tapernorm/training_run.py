@@ -22,10 +22,11 @@ from .files import read_json, remove_partials, whole_file, write_json
 from .identity import canonical_json, digest
 from .models.llama import parameter_count
 from .models.store import save
-from .provenance import provenance
+from .provenance import code_commit, provenance
 from .ranks import from_leader
 from .runlock import run_lock
 from .settings import Strict
+from .stopping import too_late
 from .train import Trainer
 
 SCHEMA_VERSION = 1
@@ -60,15 +61,18 @@ def run_training(
     with ExitStack() as held:
         if (done := from_leader(lambda: _claim(held, out, fingerprint))) is not None:
             return done
+        commit = code_commit()  # of what runs here: by the end of a long training, other code may lie in its place
         trainer = make_trainer(out / "resume" / fingerprint)
         score = trainer.run()
-        return from_leader(lambda: _publish(kind, job, out, fingerprint, trainer, score, details(trainer)))
+        facts = {"fingerprint": fingerprint, "commit": commit}
+        return from_leader(lambda: _publish(kind, job, out, facts, trainer, score, details(trainer)))
 
 
 def _claim(held: ExitStack, out: Path, fingerprint: str) -> dict[str, Any] | None:
     """Lock `out` for as long as `held` is; the result in it, if it is this run's."""
     held.enter_context(run_lock(out))
     if (done := _finished(out, fingerprint)) is not None:
+        too_late()
         print(f"{out} holds this very run, finished: nothing to do", file=sys.stderr)
         _discard(out / "resume")
         return done
@@ -77,9 +81,15 @@ def _claim(held: ExitStack, out: Path, fingerprint: str) -> dict[str, Any] | Non
 
 
 def _publish(
-    kind: str, job: Strict, out: Path, fingerprint: str, trainer: Trainer, score: Evaluation, details: dict[str, Any]
+    kind: str,
+    job: Strict,
+    out: Path,
+    facts: dict[str, Any],
+    trainer: Trainer,
+    score: Evaluation,
+    details: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write the results of a run into `out`, result.json last."""
+    """Write the results of a run into `out`, result.json last; `facts` go into its provenance."""
     result = {
         "schema_version": SCHEMA_VERSION,
         "kind": kind,
@@ -88,16 +98,17 @@ def _publish(
         **details,
         "provenance": provenance(
             config_hash=digest(canonical_json(job)),
-            fingerprint=fingerprint,
             device=_device_name(trainer.device),
             hardware=trainer.plan.hardware.model_dump(mode="json"),
             seed=trainer.plan.seed,
+            **facts,
         ),
     }
     (out / "result.json").unlink(missing_ok=True)  # an earlier run's: it vouches for the files beside it
     with whole_file(out / "metrics.jsonl") as temporary:
         shutil.copyfile(trainer.plan.folder / "metrics.jsonl", temporary)
     save(trainer.model, out)
+    too_late()  # the results of a job that fails are deleted by workflow engines, and its checkpoints go now
     write_json(out / "result.json", result)
     _discard(out / "resume")
     return result

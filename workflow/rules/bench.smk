@@ -20,9 +20,10 @@ rule bench:
     resources:
         device=RUN.hardware.device,
         gpu=GPUS,
+        jobs_per_gpu=RUN.hardware.jobs_per_gpu,
     params:
         job=canonical_json(RUN.bench_job()),
         model=subpath(input[0], parent=True),
     shell:
         "tapernorm bench {wildcards.kind} --job {params.job:q} --model {params.model:q}"
-        " --device {resources.device} --out {output:q} &> {log:q}"
+        " --device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu} --out {output:q} &> {log:q}"

@@ -80,7 +80,7 @@ rule blocks:
     log:
         f"{LOGS}/gpt2/blocks/{{text}}.log",
     wildcard_constraints:
-        text=one_of(["base", "train"]),
+        text=one_of(TEXTS),
     conda:
         "../../environment.yml"
     params:
@@ -121,7 +121,7 @@ rule hubrows:
 
 rule filter:
     input:
-        rows=lambda w: blocks_of(RUN.gpt2.corpus(w.text).of),
+        rows=lambda w: blocks_of(SCORED[RUN.gpt2.corpus(w.text).of]),
         seen=lambda w: blocks_of(RUN.gpt2.corpus(w.text).seen),
     output:
         multiext(f"{BLOCKS}/", valid="valid.bin", manifest="manifest.json"),
@@ -133,7 +133,7 @@ rule filter:
         "../../environment.yml"
     params:
         job=lambda w: canonical_json(RUN.filter_job(w.text)),
-        rows=lambda w: f"{GPT2}/blocks/{RUN.gpt2.corpus(w.text).of}",
+        rows=lambda w: f"{GPT2}/blocks/{SCORED[RUN.gpt2.corpus(w.text).of]}",
         seen=lambda w: f"{GPT2}/blocks/{RUN.gpt2.corpus(w.text).seen}",
         out=subpath(output.manifest, parent=True),
     shell:
@@ -214,8 +214,10 @@ rule finetune:
     resources:
         hardware=lambda w: canonical_json(RUN.finetune_hardware(w.size)),
         gpu=lambda w: GPUS * SIZES[w.size].devices_per_job,
-        mem_mb=lambda w: memory_mb(finetune_load(w), RUN.hardware),
-        runtime=lambda w, attempt: limit_min(finetune_load(w), RUN.hardware, attempt),
+        mem_mb=lambda w: memory_mb(finetune_load(w), RUN.finetune_hardware(w.size)),
+        runtime=lambda w, attempt: limit_min(
+            finetune_load(w), RUN.finetune_hardware(w.size), attempt
+        ),
     params:
         job=lambda w: canonical_json(RUN.finetune_job(w.method, w.size, int(w.seed))),
         base=subpath(input.base, parent=True),
@@ -241,21 +243,16 @@ rule finetune_fold:
     resources:
         device=RUN.hardware.device,
         gpu=GPUS,
+        jobs_per_gpu=RUN.hardware.jobs_per_gpu,
     params:
         model=subpath(input[0], parent=True),
         out=subpath(output.result, parent=True),
     shell:
         "tapernorm fold --model {params.model:q} --forms fused --out {params.out:q} --device {resources.device}"
-        " --threads {threads} &> {log:q}"
+        " --jobs-per-gpu {resources.jobs_per_gpu} --threads {threads} &> {log:q}"
 
 
 # One job scores a model, and its folded form, on every corpus.
-SCORED = {
-    corpus.name: "train" if corpus.kind == "held_out" else corpus.name
-    for corpus in RUN.gpt2.corpora
-}
-
-
 rule evaluate:
     input:
         model=rules.finetune.output.model,
@@ -272,6 +269,7 @@ rule evaluate:
     resources:
         device=RUN.hardware.device,
         gpu=GPUS,
+        jobs_per_gpu=RUN.hardware.jobs_per_gpu,
         batch=lambda w: 2 * SIZES[w.size].micro_batch,
     params:
         job=lambda w: canonical_json(RUN.evaluate_job(w.method, w.size, int(w.seed))),
@@ -284,7 +282,8 @@ rule evaluate:
     shell:
         "tapernorm evaluate --job {params.job:q} --model {params.model:q} {params.folded:q}"
         " --blocks {params.blocks:q} --tokenizer {params.tokenizer:q} --batch {resources.batch}"
-        " --device {resources.device} --threads {threads} --out {output:q} &> {log:q}"
+        " --device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu} --threads {threads} --out {output:q}"
+        " &> {log:q}"
 
 
 use rule evaluate as evaluate_base with:

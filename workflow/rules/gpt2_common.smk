@@ -1,11 +1,15 @@
 # Names of the GPT-2 track, and what its rules ask for.
-from tapernorm.gpt2_settings import METHODS
+from tapernorm.gpt2_settings import METHODS, TEXTS
 
 GPT2 = f"{RESULTS}/gpt2"
 BLOCKS = f"{GPT2}/blocks/{{text}}"
 FINETUNED = f"{RESULTS}/finetune/{{method}}/{{size}}/seed{{seed}}"
 FINETUNE_FOLD = f"{RESULTS}/finetune_fold/{{method}}/{{size}}/seed{{seed}}"
 SIZES = {size.name: size for size in RUN.gpt2.sizes}
+SCORED = {  # evaluation corpus -> the blocks that hold its rows
+    corpus.name: "train" if corpus.kind == "held_out" else corpus.name
+    for corpus in RUN.gpt2.corpora
+}
 
 
 def corpora_of(*kinds):
@@ -20,7 +24,7 @@ def one_of(names):
 
 def blocks_of(text):
     """The files of a text's blocks; one that is only scored has no training split."""
-    splits = ["train", "valid"] if text in ("base", "train") else ["valid"]
+    splits = ["train", "valid"] if text in TEXTS else ["valid"]
     return [
         f"{GPT2}/blocks/{text}/{name}"
         for name in [f"{split}.bin" for split in splits] + ["manifest.json"]

@@ -126,6 +126,7 @@ rule claims:
 rule provenance:
     input:
         rules.rows.input,
+        [f"{GPT2}/base/{size}/result.json" for size in SIZES] if RUN.gpt2 else [],
         rules.gpt2_rows.input if RUN.gpt2 else [],
         [f"{RESULTS}/bench/{kind}.json" for kind in ("decode", "last_token")]
         if RUN.benched

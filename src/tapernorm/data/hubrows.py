@@ -59,6 +59,10 @@ def _open(job: HubRowsJob) -> tuple[Any, dict[str, Any]]:
 
     wanted, streaming = job.rows, job.max_rows is not None
     if Path(wanted.name).exists():
+        if wanted.revision is not None:
+            raise UserError(
+                f"rows.name {wanted.name} is a local folder, which has no revision: set rows.revision to null"
+            )
         files = parquet_files([wanted.name])
         return local_rows(files, streaming=streaming), described(files)
     with reaching(wanted.name, _REMEDY):

@@ -56,7 +56,7 @@ def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, 
             **source.manifest,
             "splits": {"valid": entry},
             "details": {
-                **{key: details[key] for key in ("sources", "hub") if key in details},
+                **{key: details[key] for key in ("sources", "hub", "files") if key in details},
                 "rows": len(source.rows),
                 "kept": kept,
                 "dropped": len(source.rows) - kept,

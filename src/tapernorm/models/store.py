@@ -22,6 +22,7 @@ from .llama import Decoder
 
 M = TypeVar("M", bound=nn.Module)
 FORMAT = 3
+MODEL_FILES = ("config.json", "model.safetensors")
 TAPERED, FIXED, ABSENT, FAKE = "tapered", "fixed_scale", "absent", "fake"  # what may stand in a norm's place
 
 
@@ -57,7 +58,7 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
         UserError: a file is missing or damaged, was written in another format, or holds a model of another class.
     """
     folder = Path(folder)
-    for name in ("config.json", "model.safetensors"):
+    for name in MODEL_FILES:
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no {name}: give the folder of a finished run")
     source = f"{folder}/config.json"

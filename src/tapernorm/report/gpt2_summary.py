@@ -24,6 +24,7 @@ def table3_rows(scores: pd.DataFrame, *, run: str) -> list[Row]:
     gated = of_form(scores, "gated")
     if not gated:
         raise UserError(f"run {run} has no scores: evaluate its models first")
+    _require_columns(gated)
     fused = {_key(row): row for row in of_form(scores, "fused")}
     _refuse_unlike(gated, "corpus", _SAME_CORPUS)
     _refuse_unlike([row for row in gated if row["kind"] == "finetuned"], "size", _SAME_SIZE)
@@ -61,6 +62,17 @@ def _refuse_unlike(rows: Sequence[Row], of: str, columns: Sequence[str]) -> None
                     f"the models scored for {of} {name} differ in {column} ({', '.join(values)}), so their losses are"
                     " not comparable: run the older ones again"
                 )
+
+
+def _require_columns(rows: Sequence[Row]) -> None:
+    """Raise UserError for a corpus that stands beside none of the published ones, as one scored by hand may."""
+    known = ", ".join(published.TABLE3_COLUMNS)
+    for row in rows:
+        if row["column"] not in published.TABLE3_COLUMNS:
+            raise UserError(
+                f"corpus {row['corpus']} stands for {row['column']!r}, and the published columns are {known}: score it"
+                f" under the name of one of them (--blocks {next(iter(published.TABLE3_COLUMNS))}=DIR)"
+            )
 
 
 def _reference(cells: Mapping[Any, dict[int, Row]], size: str, method: str, corpus: str) -> dict[int, float]:

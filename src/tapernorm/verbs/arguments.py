@@ -47,6 +47,12 @@ def device(made: argparse.ArgumentParser) -> None:
     made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
 
+def slots(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--jobs-per-gpu", type=positive, default=1, metavar="N", help="that share one GPU, as hardware.jobs_per_gpu"
+    )
+
+
 def threads(made: argparse.ArgumentParser) -> None:
     made.add_argument("--threads", type=positive, default=1, metavar="N", help="CPU threads")
 

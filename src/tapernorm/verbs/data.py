@@ -3,9 +3,10 @@
 import argparse
 
 from ..config import Config
+from ..errors import UserError
 from ..jobs import BlocksJob, BpeJob, CorpusJob, FilterJob, HubRowsJob, TokenizerJob, TokensJob
 from ..runlock import run_lock
-from .arguments import Verbs, folders, job_of
+from .arguments import Verbs, cell_of, folders, job_of
 
 _CORPUS, _TOKENIZER = "folder written by `tapernorm corpus`", "folder written by `tapernorm tokenizer`"
 _ANY_TOKENIZER = "folder written by `tapernorm tokenizer` or `tapernorm bpe`"
@@ -46,6 +47,8 @@ def add(verbs: Verbs) -> None:
 def corpus(arguments: argparse.Namespace) -> None:
     from ..data.corpora import build_corpus
 
+    _only_with_config(arguments, text=arguments.text is not None)
+
     def cut(config: Config) -> CorpusJob:
         return config.corpus_job() if arguments.text is None else config.gpt2_corpus_job(arguments.text)
 
@@ -57,6 +60,7 @@ def corpus(arguments: argparse.Namespace) -> None:
 def tokenizer(arguments: argparse.Namespace) -> None:
     from ..data.tokenizer import train_tokenizer
 
+    _only_with_config(arguments, gpt2=arguments.gpt2)
     job = job_of(arguments, TokenizerJob, Config.gpt2_tokenizer_job if arguments.gpt2 else Config.tokenizer_job)
     with run_lock(arguments.out):
         train_tokenizer(job, arguments.corpus, arguments.out)
@@ -81,7 +85,8 @@ def tokens(arguments: argparse.Namespace) -> None:
 def blocks(arguments: argparse.Namespace) -> None:
     from ..data.blocks import write_blocks
 
-    job = job_of(arguments, BlocksJob, lambda config: config.blocks_job(arguments.text))
+    (text,) = cell_of(arguments, "text")
+    job = job_of(arguments, BlocksJob, lambda config: config.blocks_job(text))
     with run_lock(arguments.out):
         write_blocks(job, arguments.corpus, arguments.tokenizer, arguments.out)
 
@@ -89,7 +94,8 @@ def blocks(arguments: argparse.Namespace) -> None:
 def hubrows(arguments: argparse.Namespace) -> None:
     from ..data.hubrows import write_hub_rows
 
-    job = job_of(arguments, HubRowsJob, lambda config: config.hub_rows_job(arguments.text))
+    (text,) = cell_of(arguments, "text")
+    job = job_of(arguments, HubRowsJob, lambda config: config.hub_rows_job(text))
     with run_lock(arguments.out):
         write_hub_rows(job, arguments.tokenizer, arguments.out)
 
@@ -97,7 +103,14 @@ def hubrows(arguments: argparse.Namespace) -> None:
 def filter(arguments: argparse.Namespace) -> None:
     from ..data.rowfilter import filter_rows
 
-    job = job_of(arguments, FilterJob, lambda config: config.filter_job(arguments.text))
+    (text,) = cell_of(arguments, "text")
+    job = job_of(arguments, FilterJob, lambda config: config.filter_job(text))
     with run_lock(arguments.out):
         manifest = filter_rows(job, arguments.rows, arguments.seen, arguments.out)
     print(f"kept {manifest['splits']['valid']['rows']} of {manifest['details']['rows']} rows")
+
+
+def _only_with_config(arguments: argparse.Namespace, **given: bool) -> None:
+    """Raise UserError for an option that chooses a job of a --config file and comes with a --job."""
+    if arguments.job is not None and (wrong := [f"--{name}" for name, there in given.items() if there]):
+        raise UserError(f"{', '.join(wrong)} chooses a job of a --config file; a --job names its own")

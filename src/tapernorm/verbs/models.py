@@ -8,8 +8,9 @@ from ..config import Config
 from ..configfile import parse
 from ..devices import device_slot
 from ..errors import UserError
+from ..gpt2_settings import ORIGINAL
 from ..jobs import BenchJob, EvaluateJob
-from .arguments import Verbs, device, folders, from_json, job_of, named_folders, positive, threads
+from .arguments import Verbs, device, folders, from_json, job_of, named_folders, positive, slots, threads
 
 _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
 
@@ -29,6 +30,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--job", metavar="JSON", help="with --blocks: what is scored, as the workflow gives it")
     made.add_argument("--batch", type=positive, default=16, metavar="N", help="windows per forward pass")
     device(made)
+    slots(made)
     threads(made)
     made.add_argument("--out", type=Path, metavar="FILE", help="also write the scores there, as JSON")
 
@@ -38,6 +40,7 @@ def add(verbs: Verbs) -> None:
     folders(made, out="folder for unfused/, fused/ and result.json")
     made.add_argument("--forms", nargs="+", choices=("unfused", "fused"), default=["unfused", "fused"])
     device(made)
+    slots(made)
     threads(made)
 
     made = verbs.add(generate, "continue a prompt, streaming the text")
@@ -57,6 +60,7 @@ def add(verbs: Verbs) -> None:
     folders(made, model="run folder of a tapered model")
     made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file for the raw samples")
     device(made)
+    slots(made)
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -64,7 +68,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     absent = "blocks" if arguments.tokens else "tokens"
     if wrong := [f"--{name}" for name in belong[absent] if getattr(arguments, name) is not None]:
         raise UserError(f"{', '.join(wrong)}: only with --{absent}")
-    with device_slot(arguments.device):
+    with device_slot(arguments.device, arguments.jobs_per_gpu):
         report = _evaluate_stream(arguments) if arguments.tokens else _evaluate_blocks(arguments)
     print(json.dumps(report))
 
@@ -131,15 +135,19 @@ def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
     """The job that scores a run folder by hand: what the run says of itself, corpora under their own names."""
     from ..files import read_json
 
-    result = folder / "result.json"
-    known = read_json(result)["job"] if result.is_file() else {}
-    model = {key: known.get(key, "unknown") for key in ("size", "method")} | {"seed": known.get("seed")}
+    path = folder / "result.json"
+    result = read_json(path) if path.is_file() else {}
+    known = result.get("job", {})  # a model that was only brought here has none
+    model = {"kind": "finetuned", "size": known.get("size", "unknown"), "method": known.get("method", "unknown")}
+    model["seed"] = known.get("seed")
+    if result.get("kind") == "base":
+        model |= {"kind": "original", "method": ORIGINAL, "seed": None}
     names = {name: name for name in corpora}
-    return parse(EvaluateJob, {"model": {"kind": "finetuned", **model}, "labels": names, "columns": names}, str(folder))
+    return parse(EvaluateJob, {"model": model, "labels": names, "columns": names}, str(folder))
 
 
 def fold(arguments: argparse.Namespace) -> None:
-    with device_slot(arguments.device):
+    with device_slot(arguments.device, arguments.jobs_per_gpu):
         from ..folded import fold_run
 
         result = fold_run(
@@ -197,7 +205,7 @@ def bench(arguments: argparse.Namespace) -> None:
     if not result.is_file():
         raise UserError(f"{arguments.model} holds no result.json: give the run folder of a tapered model")
     variant = read_json(result)["job"]["variant"]
-    with device_slot(arguments.device):
+    with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # nobody beside it
         device = pick_device(arguments.device)
         write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
 

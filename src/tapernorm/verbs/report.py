@@ -1,6 +1,7 @@
 """Verbs that gather results and show them: rows, table, settings, figure, claims, plan, schema."""
 
 import argparse
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,7 +49,12 @@ def add(verbs: Verbs) -> None:
     made = verbs.add(plan, "say what a whole run costs: jobs, tokens, FLOPs, disk and hours; instant")
     made.add_argument("--config", required=True, metavar="FILE", help="config of a run, such as config/paper.yaml")
     made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
-    made.add_argument("--gpus", type=positive, default=1, metavar="N", help="that the run may use")
+    made.add_argument(
+        "--gpus",
+        type=positive,
+        metavar="N",
+        help="that the run may use; default: 1, or for device auto those found here",
+    )
     made.add_argument("--cores", type=positive, default=2, metavar="N", help="CPU cores, for a run without GPUs")
     made.add_argument("--step-s", type=float, metavar="S", help="measured overhead of one forward and backward pass")
     made.add_argument("--flops-per-s", type=float, metavar="F", help="measured arithmetic of one eager job")
@@ -158,13 +164,16 @@ def claims(arguments: argparse.Namespace) -> None:
 
 def plan(arguments: argparse.Namespace) -> None:
     from ..configfile import load_config
+    from ..devices import visible_devices
     from ..plan import EAGER, measured_speeds, plan_of
     from ..plantext import plan_text
 
     config = load_config(arguments.config, arguments.set)
     speeds = EAGER.given(step_s=arguments.step_s, flops_per_s=arguments.flops_per_s)
     measured = measured_speeds(arguments.rows / "results.csv") if arguments.rows else {}
-    made = plan_of(config, gpus=arguments.gpus, speeds=speeds, measured=measured)
+    here = len(visible_devices(os.environ)) if config.hardware.device == "auto" else 1
+    gpus = here if arguments.gpus is None else arguments.gpus
+    made = plan_of(config, gpus=gpus, speeds=speeds, measured=measured)
     print(plan_text(config, made, cores=arguments.cores))
 
 
