@@ -169,7 +169,8 @@ def test_the_command_line_writes_the_same_and_says_what_moved(runs, tokens: Path
         moved = value(result, f"valid_ce_{form}") - value(result, "valid_ce_gated")
         difference = result["reports"][form]["largest_logit_difference"]
         assert line == (
-            f"{form}: 4 norms, largest logit difference {difference:.2g}, "
+            f"{form}: 4 norms, largest logit difference {difference:.2g} of "
+            f"{result['reports'][form]['largest_logit']:.2g}, "
             f"validation loss moved by {moved:+.2g} nats/token"
         )
 

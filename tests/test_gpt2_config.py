@@ -167,3 +167,9 @@ def test_an_unknown_size_or_text_is_named_with_those_there_are() -> None:
         DEMO.bpe_job()
     with pytest.raises(UserError, match="as published"):
         PAPER.gpt2_tokenizer_job()
+
+
+@pytest.mark.parametrize("size", PAPER.gpt2.sizes, ids=lambda size: size.name)
+def test_a_finetune_of_the_paper_is_saved_on_its_way(size) -> None:
+    """It has fewer steps than a pre-training has between two checkpoints."""
+    assert PAPER.finetune_hardware(size.name).checkpoint_every <= size.steps / 5 < PAPER.hardware.checkpoint_every

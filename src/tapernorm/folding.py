@@ -48,6 +48,7 @@ class FoldReport:
     bytes_before: int
     bytes_after: int
     largest_logit_difference: float  # against the unfolded model at g = 0, on a probe batch, in the model's dtype
+    largest_logit: float  # of the unfolded model there: what the difference is to be held against
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -108,7 +109,9 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
         untie(folded)
     guard_saving(folded)
     moved = (logits_of(folded, tokens) - logits).abs().max().item()
-    report = _report(model, folded, norms, ratios, arch, fused=fused, untied=untied, moved=moved)
+    report = _report(
+        model, folded, norms, ratios, arch, fused=fused, untied=untied, moved=(moved, logits.abs().max().item())
+    )
     return folded.train(model.training), report
 
 
@@ -216,7 +219,7 @@ def _report(
     *,
     fused: bool,
     untied: bool,
-    moved: float,
+    moved: tuple[float, float],
 ) -> FoldReport:
     def size(m: nn.Module) -> tuple[int, int]:
         return sum(p.numel() for p in m.parameters()), sum(p.nbytes for p in m.parameters())
@@ -231,7 +234,8 @@ def _report(
         parameters_after=parameters_after,
         bytes_before=bytes_before,
         bytes_after=bytes_after,
-        largest_logit_difference=moved,
+        largest_logit_difference=moved[0],
+        largest_logit=moved[1],
     )
 
 

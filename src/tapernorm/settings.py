@@ -37,9 +37,7 @@ class DataConfig(Strict):
     files: tuple[str, ...]  # text: paths or globs of .txt, .jsonl or .parquet files; openwebtext: Parquet files in
     # place of the hub's; empty for other sources
     field: str | None  # text: the key of a JSON line, the column of a Parquet file; null for other sources
-    part: (
-        Literal["first", "second"] | None
-    )  # python_stdlib: this half, by hash; null: all, or other source
+    part: Literal["first", "second"] | None  # python_stdlib: this half, by hash; null: all, or other source
     valid_fraction: Annotated[float, Field(gt=0, le=1)] | None  # of documents, by hash; null: the source's own split
     max_train_documents: PositiveInt | None  # keep the first so many of the training split; null: all
 

@@ -162,6 +162,7 @@ def fold(arguments: argparse.Namespace) -> None:
     for form, report in result["reports"].items():
         line = (
             f"{form}: {len(report['norms'])} norms, largest logit difference {report['largest_logit_difference']:.2g}"
+            f" of {report['largest_logit']:.2g}"
         )
         if values:
             moved = values[f"valid_ce_{form}"]["value"] - values["valid_ce_gated"]["value"]

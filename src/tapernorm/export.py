@@ -1,0 +1,175 @@
+"""Export a tapered model as a folder that loads anywhere and can prove that it is whole.
+
+stock     a class of transformers as it stands, its norms disarmed (`stock`): loads without any of our code
+normfree  the folded model: its tapered norms are gone; loads with `tapernorm.load`
+
+Either holds safetensors, the tokenizer's files where there are any, a model card and a self-check.
+"""
+
+import copy
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import modelcard
+from .arch import architecture_of, logits_of
+from .errors import UserError
+from .files import remove_partials, sync_folder, unwritable, write_text
+from .folding import fold
+from .models import store
+from .pretrained import load_pretrained
+from .selfcheck import CARD, FILE, SelfCheck, typical_tokens
+from .stock import disarmed, refuse_dtype
+
+Form = Literal["stock", "normfree"]
+FORMS: tuple[Form, ...] = ("stock", "normfree")
+_CHECKED = (torch.float32, torch.bfloat16)
+_WORSE = 8.0  # an export may lie this much further from float64 than the folded model does: both only round
+
+
+def save(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    form: Form = "normfree",
+    dtype: torch.dtype | None = None,
+    tokenizer: Path | None = None,
+    story: modelcard.Story | None = None,
+) -> None:
+    """Export `model` into `folder`, all of it or nothing; an earlier export there is replaced.
+
+    Args:
+        model: tapered, its gate at 0; `normfree` takes a folded one too. It stays as it is.
+        dtype: of the weights; None: the model's own.
+        tokenizer: folder whose tokenizer files go along.
+        story: what the model card tells of the model's making.
+
+    Raises:
+        UserError: the model has no such form, float16 was asked of `stock`, what was written does not compute what the
+            folded model does, or the folder holds anything but an export.
+    """
+    target = Path(folder)
+    if form not in FORMS:
+        raise UserError(f"unknown form {form!r}; there are {' and '.join(FORMS)}")
+    dtype = dtype or next(model.parameters()).dtype
+    if form == "stock":
+        refuse_dtype(dtype)
+    _refuse_foreign(target)
+    with _whole_folder(target) as new:
+        if form == "stock":
+            stock: Any = disarmed(model).to(dtype)
+            stock.save_pretrained(new)
+            _require_same(new, fold(model)[0].eval(), dtype)
+        else:
+            store.save(copy.deepcopy(_folded(model)).to(dtype), new)
+        if tokenizer is not None:
+            _copy_tokenizer(tokenizer, new)
+        loaded = _load(new)
+        write_text(new / CARD, modelcard.render(form, loaded, dtype, story))
+        SelfCheck.of(new, loaded).write(new)
+
+
+def load(folder: str | Path) -> nn.Module:
+    """The model of an export or of a run folder, in float32 and eval mode; a tapered one at g = 0.
+
+    An export's self-check is made: its files are those that were exported, and its fixed tokens give the stored logits.
+
+    Raises:
+        UserError: a file is missing or damaged (of an export, by the name of its self-check), or of an unknown kind.
+    """
+    folder = Path(folder)
+    return check(folder)[0] if (folder / FILE).is_file() else store.load(folder)
+
+
+def check(folder: Path) -> tuple[nn.Module, float]:
+    """The model of an export, and the largest difference of its logits from the stored ones.
+
+    Raises:
+        UserError: its self-check fails, or it is no export.
+    """
+    known = SelfCheck.read(folder)
+    known.require_files(folder)
+    model = _load(folder)
+    return model, known.require_logits(folder, model)
+
+
+def _load(folder: Path) -> nn.Module:
+    return store.load(folder) if store.is_ours(folder) else load_pretrained(folder)
+
+
+def _folded(model: nn.Module) -> nn.Module:
+    """The model itself where it is folded already.
+
+    Raises:
+        UserError: there is nothing to fold.
+    """
+    sites = [model.get_submodule(name) for name in architecture_of(model).norms(model)]
+    return model if any(isinstance(norm, nn.Identity) for norm in sites) else fold(model)[0]
+
+
+@torch.no_grad()
+def _require_same(folder: Path, folded: nn.Module, stored: torch.dtype) -> None:
+    """Raise UserError where what stands in `folder` is not the folded model, run in float32 or in bf16.
+
+    It is judged by its distance to the folded model in float64, beside that of the folded model when its weights, too,
+    are rounded to `stored`.
+    """
+    tokens = typical_tokens(folded)
+    exact = _logits(copy.deepcopy(folded).double(), tokens)
+    for dtype in _CHECKED:
+        rounded = copy.deepcopy(folded).to(stored).to(dtype)
+        ours = (_logits(rounded, tokens) - exact).abs().max().item()
+        theirs = (_logits(load_pretrained(folder, dtype), tokens) - exact).abs().max().item()
+        floor = max(torch.finfo(dtype).eps, torch.finfo(stored).eps) * exact.abs().max().item()
+        if not theirs <= _WORSE * (ours + floor):
+            raise UserError(
+                f"the stock form is not the folded model in {dtype}: its logits lie {theirs:.3g} from float64 and the "
+                f"folded model's {ours:.3g}; export it as `normfree`"
+            )
+
+
+def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    device = next(model.parameters()).device
+    return logits_of(model.eval(), tokens.to(device)).double().cpu()
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    for path in sorted(source.iterdir()):
+        if path.name in modelcard.TOKENIZER_FILES:
+            shutil.copyfile(path, folder / path.name)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / FILE).is_file():
+        raise UserError(f"{folder} holds files and no export: name a new folder, or empty this one")
+
+
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `folder`; on success it becomes `folder`, on any error it is removed."""
+    new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        new.mkdir(parents=True)
+        yield new
+        remove_partials(new)
+        if folder.exists():
+            os.replace(folder, old)
+        try:
+            os.replace(new, folder)
+        except OSError:
+            if old.exists():
+                os.replace(old, folder)
+            raise
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

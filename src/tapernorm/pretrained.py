@@ -1,0 +1,141 @@
+"""A model of transformers as others published it, or as it lies in a folder: any class that tapernorm.arch knows.
+
+Weights come from safetensors; code that lies beside them is never run.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from .arch import ARCHITECTURES, has_tied_head
+from .errors import UserError
+from .files import sha256_of
+from .identity import digest
+from .models import store
+
+_SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # of a repository of the hub: all but weights
+_IGNORED = (".attn.masked_bias", ".attn.bias", "rotary_emb.inv_freq")  # buffers that old files hold
+
+
+def find(source: str | Path, *, weights: bool = True) -> Path:
+    """The folder of a model: `source` itself, or the local copy of the hub's repository of that name.
+
+    Args:
+        weights: bring them too; else what is small.
+
+    Raises:
+        UserError: there is no such folder, and the hub gives none.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=[*_SMALL, *(["*.safetensors"] if weights else [])]))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"no model {str(source)!r}: it is no folder, and the hub gives none ({reason}). Give a folder with "
+            "config.json and model.safetensors, or a hub name and a network that reaches it"
+        ) from None
+
+
+def commit_of(folder: Path) -> str | None:
+    """The revision of the hub's repository that `folder` is a copy of; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def licence_of(folder: Path) -> str | None:
+    """What the model card there says of its licence."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return None
+    lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
+    if not lines or lines[0] != "---":
+        return None
+    header = lines[1 : lines.index("---", 1)] if "---" in lines[1:] else []
+    found = [line.partition(":")[2].strip().strip("'\"") for line in header if line.startswith("license:")]
+    return found[0] if found and found[0] else None
+
+
+def model_digest(folder: Path) -> str:
+    """One digest of the config and all weight files in a folder."""
+    files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
+    return digest({path.name: sha256_of(path) for path in files})
+
+
+def config_of(folder: Path) -> tuple[type, Any]:
+    """Class and config of the model in `folder`.
+
+    Raises:
+        UserError: there is no config, or it is of a model that is not known here.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"cannot read a config of transformers in {folder}: {reason}") from None
+    return _class_of(config, folder), config
+
+
+def load_pretrained(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model in `folder`, in eval mode.
+
+    Raises:
+        UserError: its class is not known, or its weights are missing, damaged or not what the config describes.
+    """
+    if store.is_ours(folder):
+        raise UserError(f"{folder} was written by tapernorm: give the untouched model that it was made from")
+    made, config = config_of(folder)
+    loader: Any = made
+    try:
+        model, info = loader.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are reported and refused below
+            output_loading_info=True,
+        )
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot read the weights in {folder}: {reason} (safetensors are needed)") from None
+    except SafetensorError as error:
+        raise UserError(f"the weights in {folder} are damaged ({error}): fetch or write them again") from None
+    faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
+    faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]
+    if any(faults.values()):
+        found = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
+        raise UserError(f"the weights in {folder} do not fit its config: {found}")
+    if config.tie_word_embeddings and not has_tied_head(model):
+        raise UserError(
+            f"{folder} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
+        )
+    return model.eval()
+
+
+def skeleton(folder: Path) -> nn.Module:
+    """The model that the config in `folder` describes, without storage for its weights."""
+    made, config = config_of(folder)
+    with torch.device("meta"):
+        model: Any = made(config)
+    model.tie_weights()
+    return model
+
+
+def _class_of(config: Any, folder: Path) -> type:
+    import transformers
+
+    known = [name for name, arch in ARCHITECTURES.items() if arch.hugging_face]
+    named = config.architectures or ["(none named)"]
+    if named[0] not in known:
+        raise UserError(f"{folder} holds a {named[0]}; known: {', '.join(sorted(known))}")
+    return getattr(transformers, named[0])

@@ -1,0 +1,183 @@
+"""Taper a model of one's own, from its folder or hub name to a norm-free export: the whole recipe.
+
+    load -> text into blocks -> fine-tune through the gate -> fold -> score before and after -> export
+
+Everything lies in one folder and is kept, so that the same command goes on where it was stopped:
+data/ and tokenizer/, the run itself (metrics, tapered weights, result.json), scores.json and export/.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .data.blocks import Blocks, batch_of
+from .data.coders import Coder, open_tokenizer
+from .data.origins import origin_of
+from .evaluate import Evaluation, evaluate_blocks
+from .export import Form, save
+from .files import read_json, sha256_of, write_json
+from .finetune import next_tokens
+from .folding import fold
+from .identity import digest
+from .jobs import FinetuneJob
+from .modelcard import Story
+from .models.store import load
+from .optimisation import Optimisation
+from .owntext import HELD_OUT, prepare
+from .pretrained import commit_of, find, licence_of, load_pretrained, model_digest, skeleton
+from .request import Request, form_of, hardware_of, job_of
+from .rowscore import score_rows
+from .runlock import run_lock
+from .schedule import GateSchedule
+from .scoring import target_bytes
+from .settings import HardwareConfig
+from .taper import attach
+from .train import Plan, Trainer, pick_device
+from .training_run import data_hashes, fingerprint_of, run_training
+
+
+def taper_model(request: Request) -> dict[str, Any]:
+    """Run the recipe, or go on with it; returns the scores (corpus -> "before", "after" -> statistics).
+
+    Raises:
+        UserError: the model, the text or the folder cannot be used, or the run diverged; the message holds the remedy.
+    """
+    base = find(request.model)
+    outlined = skeleton(base)
+    job, hardware = job_of(request, outlined), hardware_of(request, outlined)
+    form = form_of(request, outlined)  # refused, if at all, before any work
+    device = pick_device(hardware.device)
+    torch.set_num_threads(hardware.threads)
+    with run_lock(request.out / "data"):
+        blocks = prepare(request, base, outlined, job.context)
+        facts = {"source": request.model, "commit": commit_of(base), "licence": licence_of(base)}
+        manifest = blocks[HELD_OUT, "train"].manifest
+        facts |= {"digest": model_digest(base), "data": origin_of(manifest)}
+        data = {**data_hashes(manifest), "base": facts["digest"]}
+        fingerprint = fingerprint_of(job, data)
+        run_training(
+            "finetune",
+            job,
+            request.out,
+            fingerprint,
+            lambda folder: _trainer(job, hardware, base, blocks, device, folder, fingerprint),
+            lambda trainer: {"base": facts} | _norms(trainer),
+        )
+        scores = _scores(request.out, base, blocks, hardware, device)
+        export_run(request.out, request.out / "export", form=form)
+    return scores
+
+
+def export_run(run: Path, folder: Path, *, form: Form, dtype: torch.dtype | None = None) -> None:
+    """Export the model in a run folder, with all that the folder tells of it.
+
+    Raises:
+        UserError: it holds no tapered model, or one without that form.
+    """
+    tokenizer = run / "tokenizer"
+    save(
+        load(run),
+        folder,
+        form=form,
+        dtype=dtype,
+        tokenizer=tokenizer if tokenizer.is_dir() else None,
+        story=_story(run),
+    )
+
+
+def _trainer(
+    job: FinetuneJob,
+    hardware: HardwareConfig,
+    base: Path,
+    blocks: Mapping[tuple[str, str], Blocks],
+    device: torch.device,
+    folder: Path,
+    fingerprint: str,
+) -> Trainer:
+    train, valid = blocks[HELD_OUT, "train"], blocks[HELD_OUT, "valid"]
+    model = load_pretrained(base).to(device).train()
+    assert job.taper is not None
+    taper = attach(
+        model,
+        final=job.method == "all_aux",
+        schedule=GateSchedule(job.taper.start, job.taper.end),
+        ema_rate=job.train.ema_rate,
+        anchor_weight=job.aux_weight,
+    )
+
+    def validate() -> Evaluation:
+        return evaluate_blocks(model, valid.rows, batch=hardware.micro_batch or job.batch, device=device)
+
+    plan = Plan(
+        label=f"taper seed{job.seed}",
+        seed=job.seed,
+        steps=job.steps,
+        optimisation=Optimisation.of_finetuning(job),
+        hardware=hardware,
+        batch_at=lambda step: next_tokens(batch_of(train, seed=job.seed, step=step, batch=job.batch)),
+        validate=validate,
+        tokens_per_step=job.batch * job.context,
+        fingerprint=fingerprint,
+        folder=folder,
+    )
+    return Trainer(model, taper, plan)
+
+
+def _norms(trainer: Trainer) -> dict[str, Any]:
+    driver = trainer.driver
+    assert driver is not None
+    assert driver.scale_target is not None
+    return {
+        "norms": {site: {"c": value} for site, value in driver.constants.items()},
+        "scale_target": driver.scale_target.item(),
+    }
+
+
+def _scores(
+    out: Path, base: Path, blocks: Mapping[tuple[str, str], Blocks], hardware: HardwareConfig, device: torch.device
+) -> dict[str, Any]:
+    """Statistics of the base model and of the folded one on every text, kept in scores.json."""
+    path, weights = out / "scores.json", sha256_of(out / "model.safetensors")
+    texts = {name: opened for (name, split), opened in blocks.items() if split == "valid"}
+    identity = digest([weights, {name: opened.split["sha256"] for name, opened in texts.items()}])
+    if path.is_file() and (known := read_json(path))["identity"] == identity:
+        return known["corpora"]
+    coder = open_tokenizer(out / "tokenizer")
+    makers = {"before": lambda: load_pretrained(base), "after": lambda: fold(load(out))[0]}
+    corpora: dict[str, Any] = {name: {} for name in texts}
+    for form, make in makers.items():
+        model = make().to(device)
+        for name, opened in texts.items():
+            corpora[name][form] = _statistics(model, opened, coder, batch=hardware.micro_batch or 1, device=device)
+    write_json(path, {"schema_version": 1, "kind": "scores", "identity": identity, "corpora": corpora})
+    return corpora
+
+
+def _statistics(model: nn.Module, blocks: Blocks, coder: Coder, *, batch: int, device: torch.device) -> dict[str, Any]:
+    statistics = score_rows(model, blocks.rows, batch=batch, device=device).statistics()
+    mean = statistics["rows"]["mean"]
+    targets = blocks.rows.shape[0] * (blocks.rows.shape[1] - 1)
+    size = target_bytes(blocks, coder)
+    bits = None if mean is None or size == 0 else mean * targets / math.log(2) / size
+    return {**statistics, "targets": targets, "bytes": size, "bits_per_byte": bits}
+
+
+def _story(run: Path) -> Story | None:
+    """What the files of a run say; None where it was not made by this recipe."""
+    if not (run / "result.json").is_file() or "base" not in (result := read_json(run / "result.json")):
+        return None
+    base, scores = result["base"], run / "scores.json"
+    return Story(
+        base=base["source"],
+        base_commit=base["commit"],
+        licence=base["licence"],
+        data=base["data"],
+        steps=result["job"]["steps"],
+        scores=read_json(scores)["corpora"] if scores.is_file() else {},
+        settings=result["job"],
+        commit=result["provenance"]["commit"],
+    )

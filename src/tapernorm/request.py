@@ -1,0 +1,122 @@
+"""What a user asks of the recipe for a model of one's own, and the settings that follow from the model's size."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from .arch import context_of, select_norms
+from .errors import UserError
+from .export import FORMS, Form
+from .gpt2_settings import FinetuneConfig, TaperWindow
+from .jobs import FinetuneJob
+from .models.llama import parameter_count
+from .settings import HardwareConfig
+from .stock import why_not_stock
+from .train import pick_device
+
+_CONTEXT = 1024  # tokens of a row, at most
+_MICRO_TOKENS = 8192  # per forward pass
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for; None is a default by the model's size."""
+
+    model: str  # folder or hub name
+    data: tuple[str, ...]  # files, globs, or names of `NAMED`
+    steps: int
+    out: Path
+    final: bool = False  # taper the final norm too
+    field: str = "text"  # of a JSON line or Parquet row
+    valid_fraction: float = 0.05  # of documents, held out by their hash
+    scored: tuple[tuple[str, str], ...] = ()  # (name, data): texts that are only scored
+    lr: float | None = None
+    batch: int | None = None  # rows per optimizer step
+    context: int | None = None  # tokens of a row
+    micro_batch: int | None = None  # rows per forward pass
+    seed: int = 1
+    form: Form | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Defaults for models of up to so many parameters; beyond GPT-2's smallest, method.md section 10."""
+
+    parameters: float
+    lr: float  # peak
+    anchor_weight: float  # lambda
+    tokens: int  # per optimizer step
+
+
+_SCALES = (
+    _Scale(2e7, lr=1e-3, anchor_weight=0.1, tokens=1 << 12),
+    _Scale(5e8, lr=6e-4, anchor_weight=0.1, tokens=1 << 16),
+    _Scale(1e9, lr=3e-4, anchor_weight=0.1, tokens=1 << 17),
+    _Scale(math.inf, lr=1e-4, anchor_weight=0.01, tokens=1 << 17),
+)
+
+
+def job_of(request: Request, model: nn.Module) -> FinetuneJob:
+    """Exactly the settings that define the run's numbers, text and base model apart."""
+    scale = next(scale for scale in _SCALES if parameter_count(model) <= scale.parameters)
+    context = request.context or min(context_of(model), _CONTEXT)
+    if context > context_of(model):
+        raise UserError(f"--context {context} exceeds the model's {context_of(model)}: take that or less")
+    lr = request.lr or scale.lr
+    steps = request.steps
+    return FinetuneJob(
+        method="all_aux" if request.final else "internal_aux",
+        size="own",
+        seed=request.seed,
+        context=context,
+        steps=steps,
+        lr=lr,
+        min_lr=lr / 10,
+        warmup_steps=max(1, round(0.05 * steps)),
+        decay_steps=steps,
+        batch=request.batch or max(1, scale.tokens // context),
+        train=FinetuneConfig(
+            betas=(0.9, 0.95),
+            adam_eps=1e-8,
+            weight_decay=0.01,
+            clip_norm=1.0,
+            precision="bf16" if pick_device(request.device).type == "cuda" else "float32",
+            ema_rate=0.1,
+            log_every=max(1, steps // 100),
+            eval_every=0,
+        ),
+        aux_weight=scale.anchor_weight,
+        taper=TaperWindow(start=max(1, round(0.1 * steps)), end=max(2, round(0.7 * steps))),
+        fakeln=None,
+        micro_batch=None,
+    )
+
+
+def hardware_of(request: Request, model: nn.Module) -> HardwareConfig:
+    """What the run runs on; no number depends on it but for rounding."""
+    job = job_of(request, model)
+    return HardwareConfig(
+        device=request.device,
+        threads=request.threads or os.cpu_count() or 1,
+        compile=False,
+        micro_batch=min(job.batch, request.micro_batch or max(1, _MICRO_TOKENS // job.context)),
+        checkpoint_every=max(10, job.steps // 10),
+        tensorboard=False,
+        activation_checkpointing=parameter_count(model) > 1e9,
+        jobs_per_gpu=1,
+        devices_per_job=1,
+    )
+
+
+def form_of(request: Request, model: nn.Module) -> Form:
+    """The form that was asked for; else stock where the model has it."""
+    reason = why_not_stock(model, set(select_norms(model, final=request.final, sites=None)))
+    if request.form == "stock" and reason is not None:
+        raise UserError(f"--form stock: {reason}; take --form normfree, or --final where only the final norm is kept")
+    return request.form or (FORMS[0] if reason is None else FORMS[1])

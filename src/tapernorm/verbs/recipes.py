@@ -1,0 +1,127 @@
+"""Verbs for a model of one's own: taper, export."""
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args
+
+from ..errors import UserError
+from ..settings import DataConfig
+from .arguments import Verbs, device, positive
+
+_SOURCES = get_args(DataConfig.model_fields["source"].annotation)
+_DATA = f"a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(name for name in _SOURCES if name != 'text')}"
+_DTYPES = ("float32", "bfloat16", "float16")
+_FORMS = ("stock", "normfree")
+
+
+def add(verbs: Verbs) -> None:
+    """Add these verbs to the command line."""
+    made = verbs.add(taper, "taper a transformers model, fold it, score it before and after, and export it")
+    made.add_argument("--model", required=True, metavar="PATH_OR_ID", help="folder or hub name; never remote code")
+    made.add_argument("--data", required=True, nargs="+", metavar="TEXT", help=f"text to train on: {_DATA}")
+    made.add_argument("--steps", type=_steps, required=True, metavar="N", help="optimizer steps, at least 10")
+    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder; the export is its export/")
+    made.add_argument("--final", action="store_true", help="taper the final norm too (All-Taper)")
+    made.add_argument("--form", choices=_FORMS, help="of the export; default: stock where the model has it")
+    made.add_argument(
+        "--score", nargs="+", default=[], metavar="NAME=TEXT", help="more text to score, never trained on"
+    )
+    made.add_argument("--field", default="text", metavar="NAME", help="key or column that holds the text")
+    made.add_argument("--valid-fraction", type=float, default=0.05, metavar="X", help="of documents, held out by hash")
+    made.add_argument("--lr", type=float, metavar="X", help="peak learning rate; default: by the model's size")
+    made.add_argument("--batch", type=positive, metavar="N", help="rows per step; default: by the model's size")
+    made.add_argument(
+        "--context", type=positive, metavar="N", help="tokens of a row; default: the model's, at most 1024"
+    )
+    made.add_argument(
+        "--micro-batch", type=positive, metavar="N", help="rows per forward pass: lower it to save memory"
+    )
+    made.add_argument("--seed", type=int, default=1, metavar="S")
+    made.add_argument("--threads", type=positive, metavar="N", help="CPU threads; default: all")
+    made.add_argument("--dry-run", action="store_true", help="show norms, consumers and settings; train nothing")
+    device(made)
+
+    made = verbs.add(export, "write a tapered run as a folder that loads anywhere, or check such a folder")
+    made.add_argument(
+        "--model", type=Path, metavar="RUN", help="run folder of `tapernorm taper`, `finetune` or `pretrain`"
+    )
+    made.add_argument(
+        "--form", choices=_FORMS, help="stock: plain transformers, no norm left working; normfree: folded"
+    )
+    made.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights")
+    made.add_argument("--out", type=Path, metavar="DIR", help="folder for the export")
+    made.add_argument(
+        "--check", type=Path, metavar="DIR", help="make the self-check of this export; nothing is written"
+    )
+
+
+def taper(arguments: argparse.Namespace) -> None:
+    from ..devices import device_slot
+    from ..outline import outline
+    from ..recipe import taper_model
+    from ..request import Request
+
+    names = ("model", "steps", "out", "final", "field", "valid_fraction", "lr", "batch", "context", "micro_batch")
+    chosen: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "seed", "form", "device", "threads")}
+    request = Request(data=tuple(arguments.data), scored=tuple(map(_named, arguments.score)), **chosen)
+    _quiet()
+    if arguments.dry_run:
+        print(outline(request))
+        return
+    with device_slot(arguments.device, 1):
+        scores = taper_model(request)
+    for corpus, forms in scores.items():
+        before, after = (_shown(forms[form]) for form in ("before", "after"))
+        print(f"{corpus}: before {before}; after {after}")
+    print(f"exported to {arguments.out / 'export'}")
+
+
+def export(arguments: argparse.Namespace) -> None:
+    making = (arguments.model, arguments.form, arguments.out)
+    if (arguments.check is None) == (None in making) or (arguments.check and any(making)):
+        raise UserError("give --model, --form and --out to export, or --check alone")
+
+    _quiet()
+    if arguments.check is not None:
+        from ..export import check
+
+        _, difference = check(arguments.check)
+        print(f"{arguments.check}: self-check passed, logits within {difference:.2g}")
+        return
+
+    import torch
+
+    from ..recipe import export_run
+
+    export_run(arguments.model, arguments.out, form=arguments.form, dtype=getattr(torch, arguments.dtype))
+    print(f"exported to {arguments.out}")
+
+
+def _quiet() -> None:
+    """The training bar is the only one to show."""
+    if find_spec("transformers") is not None:  # a decoder of our own is exported without it
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+
+
+def _named(option: str) -> tuple[str, str]:
+    name, equals, text = option.partition("=")
+    if not equals or not text or not name.isidentifier():
+        raise UserError(f"--score {option!r}: write it as NAME=TEXT, the name in letters, digits and underscores")
+    return name, text
+
+
+def _shown(statistics: dict[str, Any]) -> str:
+    mean, bits = statistics["rows"]["mean"], statistics["bits_per_byte"]
+    if mean is None or bits is None:
+        return "not finite"
+    return f"{mean:.4f} nats/token, {bits:.4f} bits/byte"
+
+
+def _steps(text: str) -> int:
+    value = int(text)
+    if value < 10:
+        raise argparse.ArgumentTypeError(f"{value} steps are too few: a taper needs at least 10")
+    return value

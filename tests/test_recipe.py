@@ -1,0 +1,269 @@
+"""The whole recipe on a user's model: what it writes, that it goes on, and that its numbers are what they say."""
+
+import json
+import math
+import signal
+from pathlib import Path
+
+import own_models
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from builders import close, snapshot, tokens
+from own_models import SPARE, write_model, write_stories
+from tiny_models import CASES, tiny
+
+import tapernorm
+from tapernorm import owntext, recipe
+from tapernorm.arch import logits_of
+from tapernorm.cli import main
+from tapernorm.data.blocks import Blocks
+from tapernorm.errors import UserError
+from tapernorm.files import read_json
+from tapernorm.folding import fold
+from tapernorm.models.store import load
+from tapernorm.outline import outline
+from tapernorm.recipe import taper_model
+from tapernorm.request import Request, job_of
+from tapernorm.stopping import Stopped
+from tapernorm.train import Trainer
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    write_model(folder / "gpt2")
+    write_model(folder / "llama", "llama")
+    write_stories(folder / "train.txt")
+    write_stories(folder / "more.txt", 5, first=1000)
+    return folder
+
+
+def request(home: Path, out: Path, name: str = "gpt2", **changes) -> Request:
+    base = {"model": str(home / name), "data": (str(home / "train.txt"),), "steps": STEPS, "out": out}
+    sizes = {"batch": 3, "micro_batch": 2, "valid_fraction": 0.2, "threads": 1, "device": "cpu"}
+    return Request(**{**base, **sizes, **changes})
+
+
+def words_of(home: Path, out: Path, *more: str) -> list[str]:
+    shared = ["--model", str(home / "gpt2"), "--data", str(home / "train.txt"), "--steps", str(STEPS), "--threads", "1"]
+    return ["taper", *shared, "--batch", "3", "--valid-fraction", "0.2", "--device", "cpu", "--out", str(out), *more]
+
+
+@pytest.fixture(scope="module")
+def finished(home, tmp_path_factory) -> Path:
+    """An All-Taper run of the GPT-2, by the command line."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert main(words_of(home, out, "--final", "--score", f"more={home / 'more.txt'}")) == 0
+    return out
+
+
+def documents(run: Path, split: str) -> list[str]:
+    lines = (run / f"data/held-out/corpus/{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
+# What it writes
+
+
+def test_the_export_is_the_folded_run_in_plain_transformers(finished):
+    tapered = load(finished)
+    folded, _ = fold(tapered)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(finished / "export").eval()
+    ids = torch.randint(exported.config.vocab_size, (2, 16), generator=torch.Generator().manual_seed(1))
+    assert close(logits_of(exported, ids), logits_of(folded, ids), 1e-5)
+    text = transformers.AutoTokenizer.from_pretrained(finished / "export")
+    assert text.decode(text("the cat sat")["input_ids"]) == "the cat sat"
+    tapernorm.load(finished / "export")
+
+
+def test_the_run_trained_every_norm_away_and_counts_as_a_finished_finetune(finished):
+    result = read_json(finished / "result.json")
+    assert len(result["norms"]) == 5
+    assert all(math.isfinite(norm["c"]) for norm in result["norms"].values())
+    assert result["job"]["method"] == "all_aux"
+    assert result["base"]["licence"] == "mit"
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["gate"] == 1.0
+    assert rows[-1]["gate"] == 0.0
+    assert [row["step"] for row in rows] == list(range(STEPS))
+
+
+@pytest.mark.parametrize("corpus", ["held-out", "more"])
+def test_scores_are_the_losses_of_the_base_and_of_the_export(home, finished, corpus):
+    blocks = Blocks.open(finished / "data" / corpus / "blocks", "valid")
+    ids = blocks.rows.to(torch.int64)
+    coder = transformers.AutoTokenizer.from_pretrained(home / "gpt2")
+    size = sum(len(coder.decode(row[1:], skip_special_tokens=True).encode()) for row in ids)
+    scores = read_json(finished / "scores.json")["corpora"][corpus]
+    for form, folder in {"before": home / "gpt2", "after": finished / "export"}.items():
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        with torch.no_grad():
+            logits = model(ids).logits[:, :-1]
+        ce = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
+        assert scores[form]["rows"]["mean"] == pytest.approx(ce, rel=1e-5)
+        bits = ce * ids[:, 1:].numel() / math.log(2) / size
+        assert scores[form]["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+        card = (finished / "export/README.md").read_text()
+        assert f"| {corpus} | {form} | {bits:.4f} | {ce:.4f} |" in card
+    assert scores["before"]["rows"]["mean"] != scores["after"]["rows"]["mean"]
+
+
+def test_scored_text_is_scored_whole_and_never_trained_on(home, finished):
+    manifest = read_json(finished / "data/more/corpus/manifest.json")
+    assert manifest["splits"]["valid"]["documents"] == 5
+    assert manifest["splits"]["train"]["documents"] == 0
+    trained, held_out = (documents(finished, split) for split in ("train", "valid"))
+    assert sorted(trained + held_out) == sorted(own_models.story(i) for i in range(60))
+    assert not set(trained) & set(held_out)
+
+
+def test_rows_are_what_the_tokenizer_of_the_model_makes_with_an_end_after_each_document(home, finished):
+    coder = transformers.AutoTokenizer.from_pretrained(home / "gpt2")
+    texts = documents(finished, "train")
+    stream = [i for text in texts for i in [*coder(text)["input_ids"], coder.eos_token_id]]
+    blocks = Blocks.open(finished / "data/held-out/blocks", "train")
+    assert blocks.rows.shape[1] == 16
+    assert blocks.rows.flatten().tolist() == stream[: blocks.rows.numel()]
+    assert blocks.manifest["vocab_size"] == len(coder) + SPARE
+
+
+# Going on
+
+
+def test_the_same_command_again_finds_everything_done(home, finished, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (finished / "data").rglob("*.bin")}
+    weights = (finished / "model.safetensors").stat().st_mtime_ns
+    assert main(words_of(home, finished, "--final", "--score", f"more={home / 'more.txt'}")) == 0
+    captured = capsys.readouterr()
+    assert "nothing to do" in captured.err
+    assert captured.out.count("before") == 2
+    assert before == {path: path.stat().st_mtime_ns for path in (finished / "data").rglob("*.bin")}
+    assert (finished / "model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_a_run_that_was_cut_ends_as_one_that_was_not(home, tmp_path, monkeypatch):
+    whole = taper_model(request(home, tmp_path / "whole"))
+    stock = Trainer.step
+
+    def cut(trainer, k):
+        if k == 10:
+            raise Stopped(signal.SIGTERM)
+        return stock(trainer, k)
+
+    monkeypatch.setattr(Trainer, "step", cut)
+    with pytest.raises(Stopped):
+        taper_model(request(home, tmp_path / "cut"))
+    monkeypatch.setattr(Trainer, "step", stock)
+    assert list((tmp_path / "cut/resume").rglob("step-*.pt"))
+    scores = taper_model(request(home, tmp_path / "cut"))
+    assert scores == whole
+    assert snapshot(load(tmp_path / "cut").state_dict()) == snapshot(load(tmp_path / "whole").state_dict())
+    other = taper_model(request(home, tmp_path / "other", seed=2))
+    assert other != whole
+
+
+def test_another_text_makes_its_blocks_anew(home, tmp_path):
+    write_stories(tmp_path / "own.txt", 30)
+    asked = request(home, tmp_path / "run", data=(str(tmp_path / "own.txt"),))
+    model = tiny("gpt2", vocab_size=own_models.VOCABULARY + SPARE)
+    first = owntext.prepare(asked, home / "gpt2", model, 16)["held-out", "train"].split["sha256"]
+    assert owntext.prepare(asked, home / "gpt2", model, 16)["held-out", "train"].split["sha256"] == first
+    write_stories(tmp_path / "own.txt", 30, first=500)
+    assert owntext.prepare(asked, home / "gpt2", model, 16)["held-out", "train"].split["sha256"] != first
+
+
+# Internal tapers, other classes
+
+
+def test_an_internal_taper_of_a_llama_is_exported_normfree_with_its_final_norm(home, tmp_path):
+    taper_model(request(home, tmp_path / "run", "llama"))
+    exported = tapernorm.load(tmp_path / "run/export")
+    assert type(exported.model.norm).__name__ == "LlamaRMSNorm"
+    assert close(logits_of(exported, tokens()), logits_of(load(tmp_path / "run"), tokens()), 1e-5)
+    assert "kept (1): `model.norm`" in (tmp_path / "run/export/README.md").read_text()
+
+
+def test_a_run_is_exported_again_in_another_form(finished, tmp_path, capsys):
+    words = ["export", "--model", str(finished), "--form", "normfree", "--out", str(tmp_path / "out")]
+    assert main([*words, "--dtype", "bfloat16"]) == 0
+    assert main(["export", "--check", str(tmp_path / "out")]) == 0
+    assert "self-check passed" in capsys.readouterr().out
+    assert "| held-out | before |" in (tmp_path / "out/README.md").read_text()
+    (tmp_path / "out/tokenizer.json").write_text("{}")
+    assert main(["export", "--check", str(tmp_path / "out")]) == 2
+    assert "tokenizer.json is not the file that was exported" in capsys.readouterr().err
+
+
+# The dry run
+
+
+def test_the_dry_run_shows_norms_consumers_and_settings_and_writes_nothing(home, tmp_path, capsys):
+    assert main(words_of(home, tmp_path / "run", "--dry-run")) == 0
+    shown = capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+    table = {line.split()[0]: line.split(maxsplit=3) for line in shown.splitlines() if line.startswith("transformer")}
+    assert table["transformer.h.1.ln_2"][1:] == ["24", "linear", "transformer.h.1.mlp.c_fc"]
+    assert table["transformer.ln_f"][1:] == ["24", "kept"]
+    assert "4 norms go" in shown
+    assert "export: normfree; no stock form" in shown
+    assert main(words_of(home, tmp_path / "run", "--dry-run", "--final")) == 0
+    assert "export: stock\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_class_has_an_outline(name, tmp_path):
+    tiny(name).save_pretrained(tmp_path)
+    shown = outline(Request(model=str(tmp_path), data=("web",), steps=20, out=tmp_path / "run", final=True))
+    norms = 1 if name.startswith("phi") else 2
+    assert f"{2 * norms + 1} norms go" in shown
+    inside = {"qwen3": 4, "phi with norms of q and k": 4, "stablelm with norms of q and k": 8}
+    assert shown.count("kept") == inside.get(name, 0)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("parameters", "lr", "weight", "tokens"),
+    [(1e6, 1e-3, 0.1, 4096), (124e6, 6e-4, 0.1, 65536), (774e6, 3e-4, 0.1, 131072), (7e9, 1e-4, 0.01, 131072)],
+)
+def test_defaults_follow_the_size(parameters, lr, weight, tokens, monkeypatch):
+    monkeypatch.setattr("tapernorm.request.parameter_count", lambda _: parameters)
+    job = job_of(Request(model="", data=(), steps=300, out=Path(), device="cpu"), tiny("gpt2"))
+    assert (job.lr, job.aux_weight, job.batch * job.context) == (lr, weight, tokens)
+    assert (job.taper.start, job.taper.end, job.steps, job.warmup_steps) == (30, 210, 300, 15)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--context", "17"], "--context 17 exceeds the model's 16"),
+        (["--data", "nowhere.txt"], "matches no file"),
+        (["--score", "nowhere.txt"], "write it as NAME=TEXT"),
+        (["--form", "stock"], "transformer.ln_f would stop normalising"),
+        (["--valid-fraction", "2"], "valid_fraction"),
+        (["--model", "no/such model"], "it is no folder, and the hub gives none"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(home, tmp_path, words, message, capsys):
+    assert main([*words_of(home, tmp_path / "run"), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("tapernorm: ")
+    assert not (tmp_path / "run/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--check", "x", "--out", "y"], ["--model", "x", "--form", "stock"]])
+def test_export_takes_a_run_or_a_folder_to_check(words, capsys):
+    assert main(["export", *words]) == 2
+    assert "--check alone" in capsys.readouterr().err
+
+
+def test_two_texts_of_one_name_are_refused(home, tmp_path):
+    twice = (("more", str(home / "more.txt")), ("more", str(home / "train.txt")))
+    with pytest.raises(UserError, match="must differ"):
+        recipe.taper_model(request(home, tmp_path, scored=twice))
