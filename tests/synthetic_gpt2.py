@@ -62,7 +62,7 @@ def evaluation(size: str, method: str, seed: int | None, *, fold_shift: float = 
             "blocks_sha256": name.ljust(64, "b"),
             "forms": {"gated": statistics(mean)} | ({"fused": statistics(mean, fold_shift)} if tapered else {}),
         }
-    model = {"kind": kind, "size": size, "method": method, "seed": seed}
+    model = {"kind": kind, "size": size, "method": method, "seed": seed, "base": "pre-trained here"}
     labels = {name: label for name, (label, _, _) in CORPORA.items()}
     return {
         "schema_version": 1,
@@ -93,6 +93,7 @@ def finetune_result(size: str, method: str, seed: int, steps: int) -> dict:
         "values": {name: {"value": value, "unit": unit} for name, (value, unit) in values.items()},
         "norms": {} if method == "vanilla" else {site: {constant: 0.8} for site in sites},
         "removals": sites if method == "fakeln" else None,
+        "data_hash": "d" * 16,
         "provenance": {"config_hash": "f" * 16, "commit": "a" * 40, "device": "cpu", "packages": {"torch": "2.13.0"}},
     }
 

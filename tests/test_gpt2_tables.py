@@ -36,10 +36,14 @@ def scores(losses, *, fold_shift=None, **columns):
             for seed, loss in enumerate([by_seed] if single else by_seed):
                 if loss is None:
                     continue
-                model = {"size": size, "method": method, "seed": None if single else seed}
+                model = {"size": size, "method": method, "seed": None if single else seed, "base": "pre-trained here"}
                 kind = method.partition("_")[0] if single else "finetuned"
-                tuned = {"steps": None, "lr": math.nan, "batch": None, "finetune_commit": None}
-                tuned |= {} if single else {"steps": 160, "lr": 6e-4, "batch": 8, "finetune_commit": "d" * 40}
+                tuned = {"steps": None, "lr": math.nan, "batch": None, "finetune_commit": None, "data_hash": None}
+                tuned |= (
+                    {}
+                    if single
+                    else {"steps": 160, "lr": 6e-4, "batch": 8, "finetune_commit": "d" * 40, "data_hash": "h"}
+                )
                 tuned["finetune_torch"] = None if single else "2.13.0"
                 shifts = {"gated": 0.0} | ({} if fold_shift is None or single else {"fused": fold_shift})
                 for form, shift in shifts.items():

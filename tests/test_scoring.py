@@ -51,7 +51,7 @@ def make_tokenizer(folder, corpus, vocab_size=VOCABULARY):
 
 
 def job(**changes):
-    model = {"kind": "finetuned", "size": "tiny", "method": "all_aux", "seed": 3}
+    model = {"kind": "finetuned", "size": "tiny", "method": "all_aux", "seed": 3, "base": "pre-trained here"}
     return EvaluateJob.model_validate({"model": model, "labels": LABELS, "columns": COLUMNS} | changes)
 
 
@@ -135,7 +135,9 @@ def test_by_hand_a_run_says_itself_what_it_is(made, tmp_path, beside, model):
     folders = ["--model", str(tmp_path / "run"), "--tokenizer", str(made / "tokenizer")]
     scored = ["--blocks", f"code={made}/blocks/code", "--device", "cpu", "--out", str(tmp_path / "scores.json")]
     assert main(["evaluate", *folders, *scored]) == 0
-    assert json.loads((tmp_path / "scores.json").read_text())["job"]["model"] == {"seed": None} | model
+    assert (
+        json.loads((tmp_path / "scores.json").read_text())["job"]["model"] == {"seed": None, "base": "unknown"} | model
+    )
 
 
 def test_the_file_is_the_result_and_says_what_was_scored(made, result):
@@ -189,7 +191,7 @@ def test_no_number_depends_on_the_batch_but_for_rounding(made, result, batch, tm
 
 
 def test_the_report_reads_what_is_written(made, result, tmp_path):
-    original = job(model={"kind": "original", "size": "tiny", "method": "original", "seed": None})
+    original = job(model={"kind": "original", "size": "tiny", "method": "original", "seed": None, "base": "gpt2"})
     path = tmp_path / "seed0.json"
     evaluate_model(original, forms(made, "gated"), blocks(made), made / "tokenizer", path, **HOW)
     scores = gpt2_rows.collect([path], [], run="demo").scores

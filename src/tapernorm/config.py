@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from .errors import UserError
-from .gpt2_settings import ORIGINAL, Gpt2Config, Gpt2Size, Method
+from .gpt2_settings import MADE_HERE, ORIGINAL, Gpt2Config, Gpt2Size, Method
 from .jobs import (
     BaseJob,
     BenchJob,
@@ -283,15 +283,16 @@ class Config(Strict):
         """Every model that Table 3 scores: the originals, our fine-tunes, and what others published."""
         if self.gpt2 is None:
             return []
+        bases = {size.name: size.source or MADE_HERE for size in self.gpt2.sizes}
         found = []
         for size in self.gpt2.sizes:
-            found.append(ModelUnderTest(kind="original", size=size.name, method=ORIGINAL, seed=None))
+            of_size = {"size": size.name, "seed": None, "base": bases[size.name]}
+            found.append(ModelUnderTest(kind="original", method=ORIGINAL, **of_size))
             found += [
-                ModelUnderTest(kind="published", size=size.name, method=f"published_{p.method}", seed=None)
-                for p in size.published
+                ModelUnderTest(kind="published", method=f"published_{p.method}", **of_size) for p in size.published
             ]
         finetuned = [
-            ModelUnderTest(kind="finetuned", size=size, method=method, seed=seed)
+            ModelUnderTest(kind="finetuned", size=size, method=method, seed=seed, base=bases[size])
             for method, size, seed in self.finetune_cells()
         ]
         return [*found, *finetuned]

@@ -13,6 +13,7 @@ from .errors import UserError
 from .evaluate import Evaluation, evaluate_blocks
 from .fakeln import FakeLN, attach_fakeln
 from .files import sha256_of
+from .identity import digest
 from .jobs import FinetuneJob
 from .models.gpt2 import GPT2LMHeadModel
 from .models.store import MODEL_FILES, load
@@ -67,7 +68,10 @@ def finetune(job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: Ha
         )
         return Trainer(model, attach_method(model, job, eot=train_blocks.manifest["eod"]), plan)
 
-    return run_training("finetune", job, out, fingerprint, make_trainer, _details)
+    def details(trainer: Trainer) -> dict[str, Any]:
+        return {**_details(trainer), "data_hash": digest(data)}
+
+    return run_training("finetune", job, out, fingerprint, make_trainer, details)
 
 
 def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,6 +110,7 @@ def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Norm
 
 
 def _details(trainer: Trainer) -> dict[str, Any]:
+    """What result.json says of the norms."""
     driver = trainer.driver
     constant = "sigma_bar" if isinstance(driver, FakeLN) else "c"
     return {

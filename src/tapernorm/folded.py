@@ -11,7 +11,7 @@ from .arch import context_of
 from .data.tokens import TokenStream
 from .errors import UserError
 from .evaluate import evaluate
-from .files import read_json, write_json
+from .files import read_json, sha256_of, write_json
 from .folding import fold
 from .models.store import load, save
 from .provenance import provenance
@@ -51,6 +51,7 @@ def fold_run(
     result = {
         "schema_version": SCHEMA_VERSION,
         "kind": "fold",
+        "weights_sha256": sha256_of(run / "model.safetensors"),  # of the model that was folded
         "job": trained["job"],
         "values": values,
         "reports": reports,

@@ -10,6 +10,7 @@ from .settings import DataConfig, PositiveInt, Rate, Strict, TokenizerConfig, Tr
 Method = Literal["vanilla", "fakeln", "internal_aux", "all_aux"]
 METHODS: tuple[Method, ...] = ("vanilla", "fakeln", "internal_aux", "all_aux")
 ORIGINAL = "original"  # the base model before any fine-tuning
+MADE_HERE = "pre-trained here"  # a base model of our own
 METHOD_LABELS: dict[str, str] = {
     ORIGINAL: "Original",
     "vanilla": "Vanilla",

@@ -203,6 +203,7 @@ class ModelUnderTest(Strict):
     size: Name
     method: str
     seed: Seed | None  # of the fine-tune; null for a model as published
+    base: str  # what it started from: a hub name or folder, or that it was pre-trained here
 
 
 class EvaluateJob(Strict):

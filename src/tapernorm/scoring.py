@@ -12,7 +12,7 @@ from .data.blocks import Blocks
 from .data.coders import Coder, open_tokenizer
 from .data.origins import origin_of
 from .errors import UserError
-from .files import sha256_of, write_json
+from .files import read_json, sha256_of, write_json
 from .identity import canonical_json, digest
 from .jobs import EvaluateJob
 from .models.llama import parameter_count
@@ -50,6 +50,7 @@ def evaluate_model(
             model, or a file is missing.
     """
     _require_forms(forms)
+    _require_folded_from(forms)
     _require_names(job, corpora)
     chosen = pick_device(device)
     torch.set_num_threads(threads)
@@ -117,6 +118,15 @@ def _statistics(model: nn.Module, blocks: Blocks, coder: Coder, *, batch: int, d
 def _require_forms(forms: Mapping[str, Path]) -> None:
     if GATED not in forms or forms.keys() - {GATED, FUSED}:
         raise UserError(f"a model has the forms {GATED} and, where it was folded, {FUSED}; got {', '.join(forms)}")
+
+
+def _require_folded_from(forms: Mapping[str, Path]) -> None:
+    """Raise UserError where the folded model was made of other weights than those it is scored beside."""
+    told = forms[FUSED].parent / "result.json" if FUSED in forms else None
+    if told is not None and told.is_file():
+        folded = read_json(told).get("weights_sha256")
+        if folded != sha256_of(forms[GATED] / "model.safetensors"):
+            raise UserError(f"{forms[FUSED]} was not folded from the weights in {forms[GATED]}: fold them again")
 
 
 def _require_names(job: EvaluateJob, corpora: Mapping[str, Path]) -> None:

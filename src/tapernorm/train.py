@@ -38,6 +38,7 @@ from .rng import seed_dropout
 from .settings import HardwareConfig
 from .stopping import Stopped, requested, until_safe
 
+_MOST_FORMS = 8  # of a model's norms, for which compiling each pays
 IGNORED = -100  # a target that does not count, as cross_entropy has it
 
 
@@ -141,11 +142,18 @@ class Trainer:
         self._metrics_bytes = 0  # of the metrics file, at the last checkpoint
 
     def _compiled_loss(self) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-        """`training_loss`, a graph for each form of the norms, for whole micro-batches and for a smaller last one."""
+        """`training_loss`, a graph for each form of the norms, for whole micro-batches and for a smaller last one.
+
+        Norms of many forms, FakeLN's with one after every removal, stay eager: compiling would outlast the training.
+        """
         require_compiler(self.device)
-        graphs = 2 * (1 if self.driver is None else self.driver.forms)
+        forms = 1 if self.driver is None else self.driver.forms
+        if forms > _MOST_FORMS:
+            if leads():
+                print(f"{self.plan.label}: not compiled, its norms take {forms} forms, a graph each", file=sys.stderr)
+            return training_loss
         compiler: Any = torch.compile  # its annotations lack recompile_limit
-        return compiler(training_loss, dynamic=False, recompile_limit=graphs)
+        return compiler(training_loss, dynamic=False, recompile_limit=2 * forms)
 
     def run(self) -> Evaluation:
         """Train to the last step; the validation score of the finished model.

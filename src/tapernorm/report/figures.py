@@ -1,6 +1,8 @@
 """Figures 1(a), 1(b) and 2: lines are medians over seeds, bands 2.5-97.5 percentiles, the gate runs beneath."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,13 +62,27 @@ def figure2(
 
 
 def save(figure: Figure, frame: pd.DataFrame, stem: Path) -> None:
-    """Write `stem`.pdf, .png and .csv; equal input gives equal bytes."""
+    """Write `stem`.pdf, .png and .csv; equal input gives equal files, but for the sign of a zero in the PDF."""
     with whole_file(stem.with_suffix(".csv")) as temporary:
         frame.to_csv(temporary, index=False, lineterminator="\n")
     undated: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
     for kind, metadata in undated.items():
-        with whole_file(stem.with_suffix(f".{kind}")) as temporary, matplotlib.rc_context(style.RC):
+        with whole_file(stem.with_suffix(f".{kind}")) as temporary, matplotlib.rc_context(style.RC), _one_date():
             figure.savefig(temporary, format=kind, metadata=metadata)
+
+
+@contextmanager
+def _one_date() -> Iterator[None]:
+    """The date that files are to carry, by the convention of reproducible builds: embedded fonts have one too."""
+    before = os.environ.get("SOURCE_DATE_EPOCH")
+    os.environ["SOURCE_DATE_EPOCH"] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SOURCE_DATE_EPOCH"]
+        else:
+            os.environ["SOURCE_DATE_EPOCH"] = before
 
 
 def _one_width(curves: pd.DataFrame, d_model: int | None) -> list[int]:

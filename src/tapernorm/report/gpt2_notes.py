@@ -40,6 +40,8 @@ def table3_notes(rows: Sequence[Row], scored: Sequence[Row]) -> Iterator[str]:
     yield from _published_notes(rows)
     yield from _missing_seeds(rows)
     yield _corpora(rows)
+    bases = {row["size"]: row["base"] for row in scored}
+    yield f"Base models: {'; '.join(f'{size} {base}' for size, base in bases.items())}."
     yield _origin(scored)
 
 
@@ -147,6 +149,12 @@ def _origin(scored: Sequence[Row]) -> str:
         f"{begun}Evaluated on {devices}. {same_or_not('PyTorch', versions)}. Code of the fine-tunes:"
         f" {_commits(tuned, 'finetune_commit')}; of the evaluations: {_commits(scored, 'commit')}."
     )
+
+
+def codes(scored: Sequence[Row]) -> list[str]:
+    """The code commits behind some scores, of fine-tuning and of evaluation."""
+    tuned = [{"commit": row["finetune_commit"]} for row in scored if row["kind"] == "finetuned"]
+    return short_commits([*tuned, *scored])
 
 
 def _commits(rows: Sequence[Row], column: str) -> str:

@@ -29,6 +29,7 @@ _FACTS = {
     "seed": "job.model.seed",  # null for a model as published
     "kind": "job.model.kind",
     "parameters": "parameters",
+    "base": "job.model.base",
     "device": "provenance.device",
     "config_hash": "provenance.config_hash",
     "commit": "provenance.commit",  # null outside git
@@ -56,6 +57,7 @@ _FINETUNE = {
     "train_time_s": "values.train_time_s",
     "tokens_per_s": "values.tokens_per_s",
     "peak_mem_bytes": "values.peak_mem_bytes",
+    "data_hash": "data_hash",  # of base model and blocks
     "finetune_valid_ce": "values.valid_ce",  # nats/token, as the trainer scored it
     "finetune_config_hash": "provenance.config_hash",
     "finetune_commit": "provenance.commit",
@@ -64,7 +66,7 @@ _FINETUNE = {
 _FRAMES = {"scores": "scores.csv", "curves": "curves.csv", "removals": "removals.csv"}
 _TEXT = (
     *("run", "size", "method", "kind", "corpus", "form", "label", "column", "tokenizer_sha256", "blocks_sha256"),
-    "origin",
+    *("origin", "base", "data_hash"),
     *(
         "worst_text",
         "device",

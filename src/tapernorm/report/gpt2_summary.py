@@ -16,7 +16,7 @@ VANILLA, THEIRS = "vanilla", "published_"  # THEIRS: begins the name of a method
 _AVERAGED = ("rows_median", "rows_trimmed_mean", "rows_p99_9", "tokens_median", "tokens_p99_9", "bits_per_byte")
 # Of one corpus, or of the fine-tunes of one size: losses are not comparable where these differ.
 _SAME_CORPUS = ("label", "column", "rows", "targets", "tokenizer_sha256", "blocks_sha256")
-_SAME_SIZE = ("steps", "lr", "batch")
+_SAME_SIZE = ("steps", "lr", "batch", "data_hash")
 
 
 def table3_rows(scores: pd.DataFrame, *, run: str) -> list[Row]:

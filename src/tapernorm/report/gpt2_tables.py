@@ -8,10 +8,11 @@ import pandas as pd
 
 from ..gpt2_settings import METHOD_LABELS, ORIGINAL
 from . import published
-from .gpt2_notes import stand_ins, table3_notes, table3x_notes
+from .gpt2_notes import codes, stand_ins, table3_notes, table3x_notes
 from .gpt2_rows import Row
 from .gpt2_summary import of_form, published_gap, table3_rows
 from .table import ABSENT, Column, Table
+from .tables import of_several_codes
 
 
 def table3(scores: pd.DataFrame, *, run: str, caption: str) -> Table:
@@ -36,7 +37,7 @@ def table3(scores: pd.DataFrame, *, run: str, caption: str) -> Table:
         published=[] if beside else list(_foot(rows, corpora)),
         caption=(
             f"Mean cross-entropy (nats/token) of GPT-2 fine-tuned by four methods, and gap to Vanilla.{stand_ins(rows)}"
-            f" Run {run}: {caption}"
+            f"{of_several_codes(codes(of_form(scores, 'gated')))} Run {run}: {caption}"
         ),
         notes=list(table3_notes(rows, of_form(scores, "gated"))),
         records=rows,
@@ -62,7 +63,7 @@ def table3x(scores: pd.DataFrame, *, run: str, caption: str) -> Table:
         published=[],
         caption=(
             "Cross-entropy (nats/token) over rows and over tokens: what a few rows do to the means of Table 3."
-            f"{stand_ins(rows)} Run {run}: {caption}"
+            f"{stand_ins(rows)}{of_several_codes(codes(of_form(scores, 'gated')))} Run {run}: {caption}"
         ),
         notes=list(table3x_notes(rows)),
         records=rows,

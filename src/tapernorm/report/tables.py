@@ -40,7 +40,9 @@ def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int
         columns=columns,
         rows=list(_printed(rows)),
         published=[_published_line()],
-        caption=f"Validation loss and relative gap to Baseline. Run {run}: {caption}",
+        caption=(
+            f"Validation loss and relative gap to Baseline.{of_several_codes(short_commits(jobs))} Run {run}: {caption}"
+        ),
         notes=[*_notes(jobs), *_left_out_notes(rows), *_missing_notes(rows)],
         records=rows,
     )
@@ -201,6 +203,11 @@ def _missing_notes(rows: Sequence[Row]) -> Iterator[str]:
         for variant in SHOWN:
             if missing := sorted(union - seeds.get(variant, union), key=int):
                 yield f"At d {d_model}, {VARIANT_LABELS[variant]} has no seed {', '.join(missing)}."
+
+
+def of_several_codes(commits: Sequence[str]) -> str:
+    """What a caption says where not all of its numbers come from the same code; empty where they do."""
+    return " Built from runs of different code: see the notes." if len(commits) > 1 else ""
 
 
 def short_commits(jobs: Iterable[Mapping[str, Any]]) -> list[str]:

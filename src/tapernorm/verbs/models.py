@@ -139,7 +139,7 @@ def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
     result = read_json(path) if path.is_file() else {}
     known = result.get("job", {})  # a model that was only brought here has none
     model = {"kind": "finetuned", "size": known.get("size", "unknown"), "method": known.get("method", "unknown")}
-    model["seed"] = known.get("seed")
+    model |= {"seed": known.get("seed"), "base": "unknown"}
     if result.get("kind") == "base":
         model |= {"kind": "original", "method": ORIGINAL, "seed": None}
     names = {name: name for name in corpora}
