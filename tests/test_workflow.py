@@ -131,6 +131,18 @@ def test_a_lost_figure_is_drawn_again_and_nothing_else_runs(finished):
     assert figure.read_bytes() == before
 
 
+def test_tables_that_came_with_a_clone_are_made_again(finished, tmp_path):
+    """They stand in results/ without what they were made from, and nobody wants another machine's numbers."""
+    folder = project(tmp_path)
+    for kept in ("results/test/tables", "figures/test"):
+        shutil.copytree(finished / kept, folder / kept)
+    whole = planned(snakemake(folder, "-n", "tables", "figures", "--configfile", "config/test.yaml"))
+    assert (whole["pretrain"], whole["finetune"], whole["bench"]) == (16, 8, 2)
+    assert (whole["table"], whole["figure"]) == (6, 5)
+    single = planned(snakemake(folder, "-n", "figure2", "--configfile", "config/test.yaml"))
+    assert (single["pretrain"], single["figure"]) == (16, 1)
+
+
 REPORT = {"bench": 2, "rows": 1, "table": 4, "figure": 4, "tables": 1, "figures": 1}
 
 
