@@ -62,9 +62,11 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> str:
             progress.update(done, 2.5, 0.25)
         progress.close()
         stderr.flush()
-        seen = os.read(terminal, 100_000).decode()
+        seen = b""
+        while b"\n" not in seen:  # a terminal hands over what it has at the moment; the last line ends with this
+            seen += os.read(terminal, 100_000)
     os.close(terminal)
-    return seen
+    return seen.decode()
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

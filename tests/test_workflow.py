@@ -241,7 +241,8 @@ def test_an_edited_text_file_makes_the_corpus_anew(tmp_path):
     folder = project(tmp_path)
     text = folder / "mine.txt"
     text.write_text("<|endoftext|>".join(f"Document {i} says {i * i}." for i in range(200)))
-    data = {"source": "text", "files": ["mi*.txt"], "field": "text", "valid_fraction": 0.2}
+    data = {"source": "text", "files": ["mi*.txt"], "field": "text", "part": None}
+    data |= {"valid_fraction": 0.2, "max_train_documents": None}
     arguments = ("corpus", "--configfile", write_config(folder, "mine.yaml", data=data))
     assert snakemake(folder, *arguments).returncode == 0
     assert "Nothing to be done" in (again := snakemake(folder, *arguments)).stdout + again.stderr
