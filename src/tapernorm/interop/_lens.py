@@ -1,0 +1,141 @@
+"""A bridge of TransformerLens in which a norm that is gone stays gone.
+
+TransformerLens wraps the modules of a model in components of its own, by an adapter for the model's class, and its
+component for a norm normalises by itself: with the gain and bias of whatever module it finds there. Of the module that
+is left where a norm was it would make a norm again. Here that place gets a component that lets it be.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.conversion_utils.conversion_steps import RearrangeTensorConversion
+from transformer_lens.conversion_utils.param_processing_conversion import ParamProcessingConversion
+from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
+from transformer_lens.model_bridge import ArchitectureAdapter, TransformerBridge
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+from transformer_lens.model_bridge.sources import build_bridge_from_module, detect_tokenizer_bos_eos
+
+from ..arch import architecture_of, logits_of
+from ..errors import UserError
+from ..models.llama import Decoder
+from ..norms import KINDS, FixedScale, kind_of
+from ..selfcheck import typical_tokens
+from ._llama import as_llama
+
+_GONE = (nn.Identity, FixedScale)
+
+
+class NormFreeBridge(GeneralizedComponent):
+    """Where a norm was: its module as it stands, with the hooks of a norm around it.
+
+    What a norm divides by, `hook_scale`, is 1 here, so that whatever asks the cache for it finds what holds.
+    """
+
+    def forward(self, h: Tensor) -> Tensor:
+        scale = self.hook_scale(torch.ones_like(h[..., :1]))
+        normalized = self.hook_normalized(self.hook_in(h) / scale)
+        return self.hook_out(cast(nn.Module, self.original_component)(normalized))
+
+
+def bridge(model: nn.Module, tokenizer: Any = None) -> TransformerBridge:
+    """See `interop.transformer_lens`."""
+    arch = architecture_of(model)
+    sites = {name: model.get_submodule(name) for name in arch.norms(model)}
+    _require_known(model, sites)
+    source: Any = copy.deepcopy(model).eval()  # a bridge is built into the model that it is given
+    tokens = typical_tokens(source).to(next(source.parameters()).device)
+    with torch.no_grad():
+        expected = logits_of(source, tokens)
+    twin: Any = as_llama(source) if isinstance(source, Decoder) else source
+    made = _build(twin, sites)
+    for name, site in sites.items():
+        if isinstance(site, _GONE):
+            place: Any = twin.get_submodule(name)
+            place.__class__ = NormFreeBridge  # so late, because one template serves all blocks, whatever is left there
+    _require_same(made, tokens, expected)
+    if tokenizer is not None:
+        _give_tokenizer(made, tokenizer)
+    return made
+
+
+def _require_known(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
+    name = type(model).__name__
+    if not isinstance(model, Decoder) and name not in SUPPORTED_ARCHITECTURES:
+        raise UserError(f"TransformerLens has no adapter for a {name}; nnsight takes any model")
+    for site, module in sites.items():
+        kind = type(module)  # exactly: what derives from a norm computes another thing
+        if not isinstance(module, _GONE) and f"{kind.__module__}.{kind.__qualname__}" not in KINDS:
+            raise UserError(
+                f"{site} is a {kind.__name__}, and TransformerLens would compute a plain norm in its place: "
+                "give it a folded model, fold(model)[0], whose norms are gone or plain"
+            )
+
+
+def _build(twin: nn.Module, sites: Mapping[str, nn.Module]) -> TransformerBridge:
+    library: Any = twin
+    name = type(twin).__name__
+    try:
+        return build_bridge_from_module(
+            twin, name, hf_config=library.config, post_adapter_hook=lambda adapter: _describe(adapter, sites)
+        )
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error) or "it asserts what does not hold of this model"
+        raise UserError(f"TransformerLens cannot bridge this {name}: {reason}; nnsight takes any model") from error
+
+
+def _describe(adapter: ArchitectureAdapter, sites: Mapping[str, nn.Module]) -> None:
+    """Tell the adapter what is left of the norms: its processing of weights goes by that."""
+    library: Any = adapter
+    cfg = library.cfg
+    kept = [site for site in sites.values() if not isinstance(site, nn.Identity)]
+    if not kept:
+        cfg.normalization_type = None
+    fixed = [site for site in kept if isinstance(site, FixedScale)]
+    centred = any(site.centre if isinstance(site, FixedScale) else kind_of(site).centres for site in kept)
+    if centred and cfg.normalization_type == "RMS":  # of a Decoder: a LLaMA has no LayerNorm
+        cfg.normalization_type, cfg.uses_rms_norm, cfg.final_rms = "LN", False, False
+    if fixed and getattr(cfg, "rmsnorm_uses_offset", False):
+        library.supports_fold_ln = False  # it would take the gain of a FixedScale for 1 + weight
+    _split_biases(library)
+
+
+def _split_biases(adapter: Any) -> None:
+    """A folded beta is a bias where the class has none; say that it is split by heads, as the weight is."""
+    grouped = adapter.cfg.n_key_value_heads or adapter.cfg.n_heads
+    conversions = adapter.weight_processing_conversions or {}
+    for part, heads in {"q": adapter.cfg.n_heads, "k": grouped, "v": grouped}.items():
+        weight, bias = (f"blocks.{{i}}.attn.{part}.{kind}" for kind in ("weight", "bias"))
+        if weight in conversions and bias not in conversions:
+            by_head = RearrangeTensorConversion("(n h) -> n h", n=heads)
+            conversions[bias] = ParamProcessingConversion(tensor_conversion=by_head)
+
+
+@torch.no_grad()
+def _require_same(made: TransformerBridge, tokens: Tensor, expected: Tensor) -> None:
+    """Raise UserError where the bridge computes anything but the model.
+
+    Half of the digits of its dtype must agree, of float32 at most, in which transformers takes a softmax: rounding
+    touches far fewer, another function leaves none.
+    """
+    eps = max(torch.finfo(dtype).eps for dtype in (expected.dtype, torch.float32))
+    difference = (made(tokens) - expected).abs().max().item()
+    allowed = math.sqrt(eps) * expected.abs().max().item()
+    if not difference <= allowed:
+        raise UserError(
+            f"the bridge is not the model: its logits differ by {difference:.3g}, and rounding explains {allowed:.3g}; "
+            "use nnsight, which runs the model's own code, and report the class and config of the model"
+        )
+
+
+def _give_tokenizer(made: TransformerBridge, tokenizer: Any) -> None:
+    """As the bridge's boot would, less what that does besides: ask the hub for a tokenizer that puts a mark first."""
+    own = copy.deepcopy(tokenizer)
+    if own.pad_token is None:
+        own.pad_token = own.eos_token or own.bos_token  # a batch of texts is padded, and the padding masked
+    made.cfg.tokenizer_prepends_bos, made.cfg.tokenizer_appends_eos = detect_tokenizer_bos_eos(own)
+    made.cfg.default_prepend_bos = made.cfg.tokenizer_prepends_bos
+    made.tokenizer = own
