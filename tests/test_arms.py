@@ -14,6 +14,7 @@ from tapernorm.models.llama import RMSNorm, RotaryTable
 from tapernorm.models.packed import PackedLinear
 from tapernorm.norms import FixedScale
 from tapernorm.report import decode_rows
+from tapernorm.rivals import RIVALS
 from tapernorm.taper import forget_taper
 
 
@@ -105,6 +106,18 @@ def test_arms_have_the_dtype_asked_for_and_the_source_stays_as_it_was():
     assert {arm.rotary.cos.dtype for arm in arms.values()} == {torch.float32}
     assert builders.snapshot(model.state_dict()) == before
     assert model(tokens()).dtype == torch.float32
+
+
+def test_rivals_join_the_arms_where_they_are_asked_for():
+    model, _ = gated(final=True, model_options={"tie_head": True})
+    arms = make_arms(model, torch.float32, rivals=True)
+    assert tuple(arms) == (*ARMS, *RIVALS) == (*decode_rows.ARMS, *decode_rows.RIVAL_ARMS)
+    assert kinds(arms["dyt"]) == ["DynamicTanh"] * 5 + ["ScaledEmbedding"]
+    assert kinds(arms["derf"]) == ["DynamicErf"] * 5 + ["ScaledEmbedding"]
+    for kind in RIVALS:
+        assert torch.equal(arms[kind].embed.weight, arms["baseline"].embed.weight)
+        assert torch.equal(arms[kind].blocks[1].qkv.weight, arms["baseline"].blocks[1].qkv.weight)
+        assert not close(arms[kind](tokens()), arms["baseline"](tokens()), 1e-2)
 
 
 def test_what_is_no_tapered_rms_norm_model_is_refused():

@@ -15,10 +15,14 @@ from tapernorm.decode_bench import Stepper, available_modes, check_arms, with_co
 from tapernorm.errors import UserError
 from tapernorm.jobs import BenchJob
 from tapernorm.report import decode_rows
+from tapernorm.rivals import RIVALS
 from tapernorm.settings import BenchConfig
 
 CPU = torch.device("cpu")
-SECONDS = {"baseline_naive": 6.0, "baseline": 5.0, "unfused": 4.0, "fused": 3.0, "identity": 2.0}
+SECONDS = {"baseline_naive": 6.0, "baseline": 5.0, "unfused": 4.0, "fused": 3.0, "identity": 2.0} | {
+    "dyt": 4.5,
+    "derf": 5.5,
+}
 
 
 def job(**changes) -> BenchConfig:
@@ -93,6 +97,18 @@ def test_cells_hold_one_sample_of_every_arm_per_round(timer: Timer) -> None:
         new = {"decode": 2, "prefill": cell["prompt"]}[cell["phase"]]
         assert cell["tokens"] == cell["batch"] * new
     assert made["unavailable"] == []
+
+
+def test_rivals_are_timed_in_the_same_rounds_and_read_after_the_rest(timer: Timer) -> None:
+    cells = decode_bench.bench_decode(gated(), job(), rivals=True)["cells"]
+    for calls in timer.order:
+        assert {len(calls) - 1 - calls[::-1].index(arm) for arm in (*ARMS, *RIVALS)} == set(range(35, 42))
+    rows = decode_rows.bench_rows(cells)
+    assert [row["arm"] for row in rows[:7]] == [*ARMS, *RIVALS]
+    for row in rows:
+        assert row["ratio_baseline"] == pytest.approx(5.0 / SECONDS[row["arm"]])
+    left = [cell for cell in cells if cell["arm"] != "dyt"]
+    assert [row["arm"] for row in decode_rows.bench_rows(left)[:6]] == [*ARMS, "derf"]
 
 
 def test_the_tables_read_speed_and_ratio_off_the_cells(timer: Timer) -> None:
@@ -262,8 +278,8 @@ def test_a_wrongly_folded_arm_is_refused(poison, dtype) -> None:
 
 @torch.no_grad()
 def test_nothing_is_timed_with_a_wrong_arm(timer: Timer, monkeypatch) -> None:
-    def poisoned(*arguments):
-        arms = make_arms(*arguments)
+    def poisoned(*arguments, **options):
+        arms = make_arms(*arguments, **options)
         arms["unfused"].blocks[0].mlp_norm.weight[0] += 1
         return arms
 

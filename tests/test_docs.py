@@ -65,7 +65,8 @@ def test_own_models(desk, capsys):
     played = [block for block in blocks(OWN_MODELS) if "stories260k" not in block[1]]
     for language, code in played:
         play(language, code, known)
-    assert len(played) == 4
+    assert len(played) == 5
+    assert (desk / "work/figures/figure_spread_mine.png").is_file()
     assert type(known["stock"]) is type(known["normfree"])
     ids = torch.arange(12)[None]
     with torch.no_grad():

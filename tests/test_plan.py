@@ -42,6 +42,17 @@ def test_every_training_job_of_the_config_is_counted_with_its_tokens(config):
     assert sum(item.jobs for rule, item in found.items() if rule.startswith("pretrain")) == len(config.pretrain_cells())
 
 
+def test_a_study_counts_the_runs_that_no_other_job_makes():
+    small = load_config(ROOT / "config/test.yaml")
+    found = items(plan_of(small))
+    assert {rule: item.jobs for rule, item in found.items() if rule.startswith("arm")} == {"arm S1": 4, "arm S4": 2}
+    assert found["arm S1"].tokens == 4 * 40 * 8 * 32
+    assert found["arm S1"].flops == 2 * found["arm S4"].flops > 0
+    faster = items(plan_of(small, measured={24: 2.0 * 40 * 8 * 32}))
+    assert faster["arm S4"].seconds == 1.0
+    assert faster["arm S4"].measured
+
+
 @pytest.mark.parametrize("name", ["demo", "paper"])
 def test_as_many_jobs_are_planned_as_snakemake_plans(name):
     path = f"config/{name}.yaml"

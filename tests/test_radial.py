@@ -11,6 +11,7 @@ from tapernorm.anchor import ScaleProbe
 from tapernorm.gpt2_settings import Gpt2Shape
 from tapernorm.models.gpt2 import fresh
 from tapernorm.radial import radial_share
+from tapernorm.rivals import replace_norms
 from tapernorm.rng import generator
 
 TARGETS = tokens(seed=6)
@@ -90,3 +91,14 @@ def test_gpt2s_dropout_is_off_while_it_is_measured():
     assert len(shares) == 1
     assert shares == {radial_share(model.eval(), tokens(), TARGETS)}
     assert shares.pop() > 0.01
+
+
+def test_tokens_whose_gradient_vanishes_count_as_zero_and_are_no_nan():
+    model = builders.decoder()
+    replace_norms(model, "dyt", alpha=0.5, attention_alpha=0.5)
+    builders.randomise(model, 4)
+    whole = radial_share(model, tokens(), TARGETS)
+    assert whole > 1e-3
+    with torch.no_grad():
+        model.model.norm.alpha.fill_(1e6)
+    assert radial_share(model, tokens(), TARGETS) == 0.0

@@ -18,16 +18,18 @@ import tapernorm
 from tapernorm import owntext, recipe
 from tapernorm.arch import logits_of
 from tapernorm.cli import main
-from tapernorm.data.blocks import Blocks
+from tapernorm.data.blocks import Blocks, batch_of
 from tapernorm.errors import UserError
 from tapernorm.files import read_json
 from tapernorm.folding import fold
+from tapernorm.jobs import FinetuneJob
 from tapernorm.models.store import load
 from tapernorm.outline import outline
+from tapernorm.pretrained import load_pretrained
 from tapernorm.recipe import taper_model
 from tapernorm.request import Request, job_of
 from tapernorm.stopping import Stopped
-from tapernorm.train import Trainer
+from tapernorm.train import Diverged, Trainer
 
 STEPS = 12
 
@@ -205,9 +207,10 @@ def test_the_dry_run_shows_norms_consumers_and_settings_and_writes_nothing(home,
     assert main(words_of(home, tmp_path / "run", "--dry-run")) == 0
     shown = capsys.readouterr().out
     assert not (tmp_path / "run").exists()
-    table = {line.split()[0]: line.split(maxsplit=3) for line in shown.splitlines() if line.startswith("transformer")}
-    assert table["transformer.h.1.ln_2"][1:] == ["24", "linear", "transformer.h.1.mlp.c_fc"]
-    assert table["transformer.ln_f"][1:] == ["24", "kept"]
+    table = {line.split()[0]: line.split() for line in shown.splitlines() if line.startswith("transformer")}
+    assert table["transformer.h.1.ln_2"][1:3] == ["24", "linear"]
+    assert table["transformer.h.1.ln_2"][-1] == "mlp.c_fc"
+    assert table["transformer.ln_f"][1:3] == ["24", "kept"]
     assert "4 norms go" in shown
     assert "export: normfree; no stock form" in shown
     assert main(words_of(home, tmp_path / "run", "--dry-run", "--final")) == 0
@@ -222,6 +225,154 @@ def test_every_class_has_an_outline(name, tmp_path):
     assert f"{2 * norms + 1} norms go" in shown
     inside = {"qwen3": 4, "phi with norms of q and k": 4, "stablelm with norms of q and k": 8}
     assert shown.count("kept") == inside.get(name, 0)
+
+
+# A token whose scale one constant cannot stand for
+
+
+@pytest.fixture(scope="module")
+def first_seen(home, tmp_path_factory) -> dict[int, tuple[int, int]]:
+    """Token id -> the first step whose batch holds it, and a position where it stands there."""
+    asked = request(home, tmp_path_factory.mktemp("seen") / "run", "llama")
+    model = tiny("llama", vocab_size=own_models.VOCABULARY + SPARE)
+    job = job_of(asked, model)
+    train = owntext.prepare(asked, home / "llama", model, job.context)["held-out", "train"]
+    found: dict[int, tuple[int, int]] = {}
+    for step in range(STEPS):
+        batch = batch_of(train, seed=job.seed, step=step, batch=job.batch)[:, :-1]
+        for token in set(batch.flatten().tolist()) - found.keys():
+            found[token] = step, int((batch == token).nonzero()[0, 1])
+    return found
+
+
+def with_outlier(home: Path, folder: Path, token: int) -> Path:
+    """The LLaMA with one token so large that what is left of it, once its norms are going, overflows."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(home / "llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] *= 1e14
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(home / "llama").save_pretrained(folder)
+    return folder
+
+
+def first_at(first_seen: dict[int, tuple[int, int]], steps: range) -> tuple[int, int]:
+    return next((token, step) for token, (step, _) in sorted(first_seen.items()) if step in steps)
+
+
+def test_a_rare_outlier_stops_the_run_at_its_step_and_names_norm_place_and_remedy(home, tmp_path, first_seen):
+    token, step = first_at(first_seen, range(3, 8))  # the gate falls from step 1 to 8
+    out = tmp_path / "run"
+    with pytest.raises(Diverged) as error:
+        taper_model(request(home, out, model=str(with_outlier(home, tmp_path / "model", token))))
+    message = str(error.value)
+    assert f"the cross-entropy is not finite at step {step}; stopped before another update" in message
+    assert "after model.layers.0.input_layernorm let out the token at position " in message
+    assert f"is refused: {recipe.REMEDY}, or delete " in message
+    assert "train." not in message
+    (kept,) = out.glob("resume/*/step-*.pt")
+    assert kept.name.startswith(f"step-{step:08d}.")
+    assert not (out / "export").exists()
+    assert not (out / recipe.LAST_GOOD).exists()  # a gate that is not down yet leaves nothing to fold
+
+
+def test_a_run_whose_norms_were_gone_by_then_leaves_a_model_that_exports(home, tmp_path, first_seen):
+    token, step = first_at(first_seen, range(9, STEPS))
+    out = tmp_path / "run"
+    base = with_outlier(home, tmp_path / "model", token)
+    with pytest.raises(Diverged, match=rf"at step {step};.* `tapernorm export --model {out}/last-good …` exports"):
+        taper_model(request(home, out, model=str(base)))
+    words = ["export", "--model", str(out / "last-good"), "--form", "normfree", "--out", str(tmp_path / "export")]
+    assert main(words) == 0
+    exported, last = tapernorm.load(tmp_path / "export"), load(out / "last-good")
+    ids = torch.where(tokens() == token, token + 1, tokens())
+    assert close(logits_of(exported, ids), logits_of(last, ids), 1e-5)
+    assert (tmp_path / "export/tokenizer.json").is_file()
+    assert not (exported.model.embed_tokens.weight == load_pretrained(base).model.embed_tokens.weight).all()
+
+
+def test_the_same_run_without_the_outlier_ends(home, tmp_path):
+    """The control of the two tests above."""
+    scores = taper_model(request(home, tmp_path / "run", "llama"))
+    assert math.isfinite(scores["held-out"]["after"]["rows"]["mean"])
+
+
+# Norms of one's choice, and levelled scales
+
+
+def test_norms_of_ones_choice_go_and_the_others_stay_norms(home, tmp_path):
+    out = tmp_path / "run"
+    words = ["--model", str(home / "llama"), "--sites", "*.post_*", "model.layers.1.*", "--level", "0.2"]
+    assert main([*words_of(home, out), *words]) == 0
+    last = ("0.post_attention_layernorm", "1.input_layernorm", "1.post_attention_layernorm")
+    gone = [f"model.layers.{name}" for name in last]
+    result = read_json(out / "result.json")
+    assert list(result["norms"]) == gone
+    assert result["job"]["sites"] == ["*.post_*", "model.layers.1.*"]
+    assert result["job"]["level_weight"] == 0.2
+    exported = tapernorm.load(out / "export")
+    assert type(exported.model.layers[0].input_layernorm).__name__ == "LlamaRMSNorm"
+    assert type(exported.model.norm).__name__ == "LlamaRMSNorm"
+    assert all(type(exported.get_submodule(name)).__name__ == "Identity" for name in gone)
+    assert close(logits_of(exported, tokens()), logits_of(load(out), tokens()), 1e-5)
+
+
+def test_a_levelled_run_that_was_cut_ends_as_one_that_was_not(home, tmp_path, monkeypatch):
+    levelled = {"level_weight": 0.2, "precision": "bf16"}
+    whole = taper_model(request(home, tmp_path / "whole", **levelled))
+    assert whole != taper_model(request(home, tmp_path / "plain", precision="bf16"))
+    rows = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["aux"] > 0  # from the first step on, before the gate falls
+    stock = Trainer.step
+
+    def cut(trainer, k):
+        if k == 10:
+            raise Stopped(signal.SIGTERM)
+        return stock(trainer, k)
+
+    monkeypatch.setattr(Trainer, "step", cut)
+    with pytest.raises(Stopped):
+        taper_model(request(home, tmp_path / "cut", **levelled))
+    monkeypatch.setattr(Trainer, "step", stock)
+    assert taper_model(request(home, tmp_path / "cut", **levelled)) == whole
+
+
+def test_a_control_is_the_same_training_with_every_norm_kept(home, finished, tmp_path, capsys):
+    assert main(words_of(home, tmp_path / "run", "--keep-norms", "--dry-run")) == 0
+    assert "every norm stays" in capsys.readouterr().out
+    assert main(words_of(home, tmp_path / "run", "--keep-norms")) == 0
+    kept = [type(module) for module in load(tmp_path / "run").modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert kept == [torch.nn.LayerNorm] * 5
+    assert not (tmp_path / "run/export").exists()
+    control, tapered = (
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (tmp_path / "run", finished)
+    )
+    start = read_json(finished / "result.json")["job"]["taper"]["start"]
+    assert {row["gate"] for row in control} == {1.0}
+    assert [row["ce"] for row in control[: start + 1]] == [row["ce"] for row in tapered[: start + 1]]
+    assert control[-1]["ce"] != tapered[-1]["ce"]
+    scores = read_json(tmp_path / "run/scores.json")["corpora"]["held-out"]
+    model = load(tmp_path / "run")
+    ids = Blocks.open(tmp_path / "run/data/held-out/blocks", "valid").rows.to(torch.int64)
+    with torch.no_grad():
+        logits = logits_of(model, ids)[:, :-1]
+    assert scores["after"]["rows"]["mean"] == pytest.approx(
+        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item(), rel=1e-5
+    )
+    assert main(words_of(home, tmp_path / "other", "--keep-norms", "--final")) == 2
+    assert "--final" in capsys.readouterr().err
+
+
+def test_settings_are_those_of_the_paper_until_more_is_asked_for():
+    asked = {"model": "", "data": (), "steps": 300, "out": Path(), "device": "cpu"}
+    paper = job_of(Request(**asked), tiny("llama"))
+    assert type(paper) is FinetuneJob
+    assert "sites" not in paper.model_dump()
+    more = job_of(Request(**asked, sites=("*.0.*",)), tiny("llama"))
+    assert (more.sites, more.level_weight) == (("*.0.*",), 0.0)
+    assert dict(paper).items() <= dict(more).items()
+    levelled = job_of(Request(**asked, level_weight=0.2), tiny("llama"))
+    assert (levelled.level_weight, levelled.aux_weight) == (0.2, 0.0)  # one loss on the scales, not two
 
 
 # Settings
@@ -246,6 +397,7 @@ def test_defaults_follow_the_size(parameters, lr, weight, tokens, monkeypatch):
         (["--score", "nowhere.txt"], "write it as NAME=TEXT"),
         (["--form", "stock"], "transformer.ln_f would stop normalising"),
         (["--valid-fraction", "2"], "valid_fraction"),
+        (["--sites", "*.ln_3"], "'*.ln_3' matches no internal norm"),
         (["--model", "no/such model"], "it is no folder, and the hub gives none"),
     ],
 )

@@ -494,10 +494,11 @@ def fresh_dynamo():
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize(("final", "level"), [(False, 0.0), (True, 0.0), (True, 0.2)])
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_a_whole_taper_compiles_three_graphs_without_a_break(norm, final):
+def test_a_whole_taper_compiles_three_graphs_without_a_break(norm, final, level):
     options = {"anchor_weight": 0.1, "final": final, "dtype": torch.float32, "model_options": {"norm": norm}}
+    options["level_weight"] = level
     schedule = GateSchedule(start=3, end=12)
     (eager, eager_driver), (model, driver) = (builders.attached(**{**options, "schedule": schedule}) for _ in range(2))
     counter = CompileCounter()

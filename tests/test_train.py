@@ -355,6 +355,91 @@ def test_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
     assert all(value.isfinite().all() for value in state["model"].values())
 
 
+def failing_once(job: PretrainJob, step: int) -> tuple[dict[str, Any], Callable[[int], tuple[Tensor, Tensor]]]:
+    """Settings under which step `step` has an infinite gradient, the first time it is taken."""
+    taken: dict[str, Any] = {"trainer": None, "failed": False}
+
+    def batch_at(k: int) -> tuple[Tensor, Tensor]:
+        if k == step and not taken["failed"]:
+            taken["failed"] = True
+            name = "model.layers.0.mlp.up_proj.weight"
+            taken["trainer"].model.get_parameter(name).register_hook(lambda gradient: gradient / 0)
+        return batches(job)(k)
+
+    return taken, batch_at
+
+
+@pytest.mark.parametrize("step", [1, START, START + 2, 9])
+def test_a_run_goes_on_bitwise_from_the_state_before_the_step_that_diverged(tmp_path: Path, step: int) -> None:
+    """Before the taper too: what the norms observed in that step is dropped."""
+    job = make_job()
+    taken, batch_at = failing_once(job, step)
+    taken["trainer"] = make_trainer(job, tmp_path / "once", batch_at=batch_at)
+    with pytest.raises(Diverged, match=f"at step {step};.* The last good state stays in "):
+        taken["trainer"].run()
+    kept, _ = taken["trainer"].checkpoints.load(taken["trainer"].checkpoints.latest())
+    assert kept == step
+    (tmp_path / "once/diverged.json").unlink()
+    again, whole = make_trainer(job, tmp_path / "once"), make_trainer(job, tmp_path / "whole")
+    again.run()
+    whole.run()
+    before, after = state_of(whole), state_of(again)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value.nan_to_num(), after[name].nan_to_num()) for name, value in before.items())
+
+
+def test_observing_the_step_that_diverged_would_be_seen(tmp_path: Path) -> None:
+    """The control of the test above: one update more of the running means is another state."""
+    one, other = make_trainer(make_job(), tmp_path / "one"), make_trainer(make_job(), tmp_path / "other")
+    one.step(0)
+    other.step(0)
+    with other.driver.observe():
+        other._accumulate(*other.plan.batch_at(1), None)
+    name = "taper model.layers.0.input_layernorm.statistics.ema"
+    assert not torch.equal(state_of(one)[name], state_of(other)[name])
+
+
+def test_the_message_says_where_the_pass_broke_and_what_to_change(tmp_path: Path) -> None:
+    trainer = make_trainer(make_job(tie_head=False), tmp_path, dtype=torch.float32, remedy="take a lower --lr")
+    for k in range(START + 1):
+        trainer.step(k)
+    with torch.no_grad():
+        trainer.model.get_parameter("model.layers.1.mlp.down_proj.weight").fill_(math.inf)
+    gate = gate_at(START + 1, GateSchedule(START, STEPS))
+    where = rf"first value that is not finite came out of model\.layers\.1\.mlp\.down_proj \(gate {gate:.3g}\)\. "
+    with pytest.raises(Diverged, match=f"{where}.* refused: take a lower --lr, or delete "):
+        trainer.step(START + 1)
+
+
+def test_what_was_salvaged_is_told_now_and_again(tmp_path: Path) -> None:
+    job = make_job()
+    taken, batch_at = failing_once(job, 5)
+    seen = []
+
+    def salvage() -> str:
+        seen.append(state_of(trainer)["model.norm.weight"])
+        return "It was sold."
+
+    trainer = taken["trainer"] = make_trainer(job, tmp_path, batch_at=batch_at, salvage=salvage)
+    for _ in range(2):
+        with pytest.raises(Diverged, match=r"at step 5;.* to try it all the same\. It was sold\.$"):
+            trainer.run()
+    _, state = trainer.checkpoints.load(trainer.checkpoints.latest())
+    assert [torch.equal(gain, state["model"]["model.norm.weight"]) for gain in seen] == [True]
+
+
+@pytest.mark.parametrize(("factor", "told"), [(1.0, 0), (300.0, 1)])
+def test_a_loss_far_above_that_of_guessing_is_told_once_and_training_goes_on(
+    tmp_path: Path, capsys, factor: float, told: int
+) -> None:
+    trainer = make_trainer(make_job("baseline", tie_head=False), tmp_path, remedy="wait")
+    poison_head(trainer, factor)
+    trainer.run()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "guessing" in line]
+    assert len(lines) == told
+    assert all("tiny: step 0 has a cross-entropy of" in line and line.endswith("If it stays, wait") for line in lines)
+
+
 # --- the loop ---
 
 

@@ -1,6 +1,7 @@
 """The workflow on real text: whole runs of Snakemake in a copy of the project, kills included."""
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -57,9 +58,9 @@ def planned(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The project after `snakemake tables figures` on config/test.yaml."""
+    """The project after `snakemake tables figures study` on config/test.yaml."""
     folder = project(tmp_path_factory.mktemp("project"))
-    done = snakemake(folder, "tables", "figures", "--configfile", "config/test.yaml")
+    done = snakemake(folder, "tables", "figures", "study", "--configfile", "config/test.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -115,7 +116,7 @@ def test_every_job_leaves_a_log(finished):
 
 
 def test_a_second_run_does_nothing(finished):
-    done = snakemake(finished, "tables", "figures", "--configfile", "config/test.yaml")
+    done = snakemake(finished, "tables", "figures", "study", "--configfile", "config/test.yaml")
     assert "Nothing to be done" in done.stdout + done.stderr
 
 
@@ -191,6 +192,85 @@ def test_table3_holds_the_means_that_the_evaluations_wrote(finished):
     assert "standard library of CPython" in table
 
 
+def stage_rows(folder: Path, stage: str) -> dict[tuple[str, str], dict[str, str]]:
+    """(arm, seed) -> its row."""
+    text = (folder / f"results/test/tables/study_{stage}.csv").read_text()
+    return {(row["arm"], row["seed"]): row for row in csv.DictReader(text.splitlines())}
+
+
+def test_every_stage_of_the_study_has_its_table_and_its_figure_if_it_has_one(finished):
+    made = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
+    assert {f"results/test/tables/table_{s}.{kind}" for s in ("S1", "S4") for kind in ("csv", "md", "tex")} <= made
+    assert {f"figures/test/figure_S1.{kind}" for kind in ("pdf", "png", "csv")} <= made
+    assert not [path for path in made if path.startswith("figures/test/figure_S4")]
+    assert {f"results/test/logs/study/S1/diverging/seed{s}.log" for s in (1, 2)} <= made
+
+
+def test_an_arm_that_is_a_run_of_the_paper_or_of_an_earlier_stage_is_trained_once(finished):
+    own = {p.parent.relative_to(finished / "results/test/study") for p in finished.rglob("study/**/result.json")}
+    arms = ("S1/internal_50_75", "S1/diverging", "S4/internal_relative")
+    assert own == {Path(f"{arm}/seed{seed}") for arm in arms for seed in (1, 2)}
+    run = json.loads((finished / "results/test/pretrain/internal_aux/d24/seed2/result.json").read_text())
+    shared = stage_rows(finished, "S1")["internal_25_100", "2"]
+    assert (float(shared["valid_ce"]), shared["folder"]) == (
+        run["values"]["valid_ce"]["value"],
+        "pretrain/internal_aux/d24/seed2",
+    )
+    first, fourth = (stage_rows(finished, stage)["internal_50_75", "1"] for stage in ("S1", "S4"))
+    assert {key for key in first if first[key] != fourth[key]} == {"stage"}
+
+
+def test_an_arm_that_diverges_stops_nothing_and_is_a_row_with_its_reason(finished):
+    for seed in ("1", "2"):
+        row = stage_rows(finished, "S1")["diverging", seed]
+        assert (row["outcome"], row["valid_ce"]) == ("diverged", "")
+        assert row["reason"].endswith("is not finite")
+    assert (
+        "Baseline, an absurd learning rate, seed 1, diverged at step"
+        in (finished / "results/test/tables/table_S1.md").read_text()
+    )
+
+
+def test_gaps_of_a_stage_are_those_of_its_rows(finished):
+    rows = stage_rows(finished, "S4")
+    pairs = [tuple(float(rows[arm, s]["valid_ce"]) for arm in ("internal_relative", "baseline")) for s in ("1", "2")]
+    text = (finished / "results/test/tables/table_S4.csv").read_text()
+    record = next(r for r in csv.DictReader(text.splitlines()) if r["arm"] == "internal_relative")
+    gap = statistics.mean(100 * (mine / theirs - 1) for mine, theirs in pairs)
+    assert float(record["gap_percent"]) == pytest.approx(gap, abs=1e-9)
+    assert (record["n"], record["gap_pairs"]) == ("2", "2")
+
+
+def test_the_study_is_drawn_again_from_rows_that_came_with_a_clone(finished, tmp_path):
+    folder = project(tmp_path)
+    for kept in ("results/test/tables", "figures/test"):
+        shutil.copytree(finished / kept, folder / kept)
+    tables, figure = folder / "results/test/tables", folder / "figures/test/figure_S1.png"
+    lost = {path: path.read_bytes() for path in (tables / "table_S1.md", tables / "table_S4.csv", figure)}
+    for path in lost:
+        path.unlink()
+    (tables / "table_S4.md").write_text("old")
+    forced = ("study_figures", "--forcerun", "stage_table", "stage_figure", "--configfile", "config/test.yaml")
+    assert planned(snakemake(folder, "-n", *forced)) == {"stage_table": 2, "stage_figure": 1, "study_figures": 1}
+    assert snakemake(folder, *forced).returncode == 0
+    assert {path: path.read_bytes() for path in lost} == lost
+    assert (tables / "table_S4.md").read_text() == (finished / "results/test/tables/table_S4.md").read_text()
+    whole = planned(snakemake(folder, "-n", "study_S4", "--configfile", "config/test.yaml"))
+    assert (whole["pretrain"], whole["arm"], whole["stage_table"]) == (2, 4, 1)  # a stage itself is computed
+
+
+def test_a_changed_arm_runs_again_alone(finished):
+    study = yaml.safe_load((finished / "config/test.yaml").read_text())["study"]
+    study[1]["arms"][2]["set"]["train.lr"] = 2e-3
+    changed = write_config(finished, "arm.yaml", study=study)
+    again = {"stage_rows": 1, "stage_table": 1, "study": 1}
+    assert planned(snakemake(finished, "-n", "study", "--configfile", changed)) == again | {"arm": 2}
+    del study[1]["arms"][2]["set"]["train.lr"]
+    study[1]["arms"][2]["label"] = "Another name"
+    renamed = write_config(finished, "arm.yaml", study=study)
+    assert planned(snakemake(finished, "-n", "study", "--configfile", renamed)) == again
+
+
 @pytest.mark.parametrize("changes", [{"hardware__tensorboard": True}, {"hardware__checkpoint_every": 3}])
 def test_changed_hardware_reruns_nothing(finished, changes):
     config = write_config(finished, "hardware.yaml", **changes)
@@ -253,11 +333,40 @@ def test_an_edited_text_file_makes_the_corpus_anew(tmp_path):
     assert planned(snakemake(folder, "-n", *arguments)) == {"corpus": 1}
 
 
+def test_finished_models_are_tried_on_odd_inputs_and_a_clone_makes_the_tables_from_the_rows(finished, tmp_path):
+    """One width and seed: its models are there, and nothing is trained."""
+    width = yaml.safe_load((finished / "config/test.yaml").read_text())["widths"][0]
+    config = write_config(finished, "odd.yaml", seeds=[1], widths=[width], gpt2=None, study=None)
+    plan = {"odd_corpus": 1, "odd_rows": 1, "robustness": 1, "study_S3": 1}
+    plan |= {f"robustness_{what}": 1 for what in ("rows", "table", "figure")}
+    assert planned(snakemake(finished, "-n", "study_S3", "--configfile", config)) == plan
+    done = snakemake(finished, "study_S3", "--configfile", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    scores = json.loads((finished / "results/test/robustness/d16/seed1.json").read_text())
+    fused = finished / "results/test/fold/all_aux/d16/seed1/fused/model.safetensors"
+    assert scores["models"]["all_aux"]["weights_sha256"] == hashlib.sha256(fused.read_bytes()).hexdigest()
+    clone = project(tmp_path)
+    shutil.copy(finished / config, clone / config)
+    (clone / "results/test/tables").mkdir(parents=True)
+    for rows in (finished / "results/test/tables").glob("study_S3*.csv"):
+        shutil.copy(rows, clone / "results/test/tables")
+    made = planned(snakemake(clone, "-n", "study_S3_files", "--configfile", config))
+    assert made == {"robustness_table": 1, "robustness_figure": 1, "study_S3_files": 1}
+    done = snakemake(clone, "results/test/tables/table_S3.md", "--configfile", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("table_S3.md", "table_S3x.tex"):
+        assert (clone / "results/test/tables" / name).read_bytes() == (
+            finished / "results/test/tables" / name
+        ).read_bytes()
+
+
 # One training job, long enough to be caught in the middle.
 LONG = {
     "run": "killed",
     "seeds": [1],
     "widths": [{"d_model": 16, "d_ff": 40, "label": "d16", "steps": 400, "variants": ["all_aux"]}],
+    "study": None,
+    "robustness": None,
 }
 TARGET = "results/killed/pretrain/all_aux/d16/seed1/result.json"
 

@@ -1,11 +1,14 @@
 """The pre-logit scale and the fixed-target loss that anchors it (method.md section 5)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .norms import norm_scale
+from .norms import is_norm, norm_scale
+
+ScaleLoss = Callable[[Tensor, Tensor], Tensor]  # of scales (B, T, 1) and their target ()
 
 
 class ScaleProbe(nn.Module):
@@ -40,8 +43,10 @@ class ScaleProbe(nn.Module):
         """s of every token of the last forward pass, (B, T, 1), in float32 or wider."""
         if self.hidden is None:
             raise RuntimeError("no forward pass yet: the pre-logit scale is that of the last one")
-        h = self.hidden
-        return norm_scale(final_norm, h.to(torch.promote_types(h.dtype, torch.float32)))
+        h = self.hidden.to(torch.promote_types(self.hidden.dtype, torch.float32))
+        if not is_norm(final_norm):  # a map without statistics divides by nothing
+            return h.square().mean(-1, keepdim=True).sqrt()
+        return norm_scale(final_norm, h)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "hidden": None}  # an activation is no state, and cannot be deep-copied
@@ -55,3 +60,8 @@ def _keep_hidden(final_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
 def fixed_target_loss(scale: Tensor, target: Tensor) -> Tensor:
     """E_{b,t} (s - s_tgt)^2 of scales (B, T, 1); the anchor of section 5 before its weight lambda."""
     return (scale - target).square().mean()
+
+
+def relative_target_loss(scale: Tensor, target: Tensor) -> Tensor:
+    """E_{b,t} ((s - s_tgt) / s_tgt)^2: beyond the paper, pulls on small scales as hard as on large ones."""
+    return (scale / target - 1).square().mean()

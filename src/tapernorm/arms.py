@@ -14,9 +14,10 @@ from .folding import fold
 from .models.llama import Decoder, make_norm
 from .models.packed import PackedDecoder
 from .norms import TaperNorm
+from .rivals import RIVALS, replace_norms, scale_embedding
 from .taper import forget_taper
 
-ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")
+ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")  # and, beside them, those of `RIVALS`
 
 
 class NaiveRMSNorm(nn.Module):
@@ -34,8 +35,11 @@ class NaiveRMSNorm(nn.Module):
 
 
 @torch.no_grad()
-def make_arms(gated: Decoder, dtype: torch.dtype) -> dict[str, PackedDecoder]:
+def make_arms(gated: Decoder, dtype: torch.dtype, *, rivals: bool = False) -> dict[str, PackedDecoder]:
     """Every arm of `ARMS`, packed for decoding, in `dtype`, on the device of `gated` (tapered, at g = 0).
+
+    Args:
+        rivals: those of `RIVALS` as well, under their names.
 
     Raises:
         UserError: the model is no tapered RMSNorm model.
@@ -50,6 +54,7 @@ def make_arms(gated: Decoder, dtype: torch.dtype) -> dict[str, PackedDecoder]:
         "unfused": fold(gated, fused=False)[0],
         "fused": fold(gated, fused=True)[0],
         "identity": _with_norms(gated, naive=None),
+        **({kind: _with_rival(gated, kind) for kind in RIVALS} if rivals else {}),
     }
     return {arm: PackedDecoder(model.to(dtype).requires_grad_(False)) for arm, model in made.items()}
 
@@ -61,6 +66,14 @@ def _with_norms(gated: Decoder, *, naive: bool | None) -> Decoder:
     arch = architecture_of(gated)
     for name in [*arch.internal_norms(gated), arch.final]:
         model.set_submodule(name, _norm_like(gated, gated.get_submodule(name), naive=naive))
+    return model
+
+
+def _with_rival(gated: Decoder, kind: str) -> Decoder:
+    """A copy with a rival in the place of every norm, and its scaled embedding."""
+    model = _with_norms(gated, naive=False)
+    replace_norms(model, kind, alpha=0.5, attention_alpha=0.5)
+    scale_embedding(model)
     return model
 
 

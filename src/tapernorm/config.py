@@ -25,7 +25,9 @@ from .jobs import (
     TokenizerJob,
     TokensJob,
 )
+from .robustness_settings import BASELINE, Robustness, RobustnessJob
 from .settings import (
+    VARIANT_LABELS,
     Assumption,
     BenchConfig,
     DataConfig,
@@ -40,6 +42,7 @@ from .settings import (
     WidthConfig,
     distinct,
 )
+from .study_settings import Arm, ArmJob, Stage
 
 
 class Config(Strict):
@@ -56,6 +59,8 @@ class Config(Strict):
     taper: TaperConfig
     bench: BenchConfig
     gpt2: Gpt2Config | None  # the GPT-2 track; null: left out
+    study: tuple[Stage, ...] | None  # beyond the paper, in stages; null: left out
+    robustness: Robustness | None  # Table S3, also beyond it; null: left out
     hardware: HardwareConfig
     assumptions: tuple[Assumption, ...]
 
@@ -114,6 +119,35 @@ class Config(Strict):
     def _every_finetune_is_possible(self) -> Self:
         for method, size, seed in self.finetune_cells():
             self.finetune_job(method, size, seed)
+        return self
+
+    @model_validator(mode="after")
+    def _every_arm_is_possible(self) -> Self:
+        if self.study is not None:
+            distinct("stages of the study", [stage.name for stage in self.study])
+        for stage, arm, seed in self.study_cells():
+            try:
+                self.arm_job(stage, arm, seed)
+            except ValueError as error:
+                raise ValueError(f"stage {stage.name}, arm {arm.name}: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _searches_use_other_seeds(self) -> Self:
+        stages = self.study or ()
+        reported = {seed for stage in stages if not stage.search for seed in stage.seeds} | set(self.seeds)
+        for stage in stages:
+            if stage.search and (shared := sorted(reported.intersection(stage.seeds))):
+                raise ValueError(
+                    f"stage {stage.name} searches on seeds {shared}, which tables report: what picks a setting uses "
+                    "other seeds than what reports it"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _every_trial_is_possible(self) -> Self:
+        for d_model, seed in self.robustness_cells():
+            self.robustness_job(d_model, seed)
         return self
 
     @model_validator(mode="after")
@@ -190,6 +224,40 @@ class Config(Strict):
         """Every (variant, width, seed) of the run, widest first."""
         widths = sorted(self.widths, key=lambda w: -w.d_model)
         return [(v, w.d_model, s) for w in widths for v in w.variants for s in self.seeds]
+
+    def study_cells(self) -> list[tuple[Stage, Arm, int]]:
+        """Every (stage, arm, seed) of the study."""
+        return [(stage, arm, seed) for stage in self.study or () for arm in stage.arms for seed in stage.seeds]
+
+    def arm_job(self, stage: Stage, arm: Arm, seed: int) -> ArmJob:
+        """The job of one (stage, arm, seed)."""
+        return arm.job(self.pretrain_job(arm.variant, stage.d_model, seed))
+
+    def stage(self, name: str) -> Stage:
+        stages = {stage.name: stage for stage in self.study or ()}
+        if name not in stages:
+            raise UserError(f"no stage {name!r} in the study of this config; it has {', '.join(stages) or 'none'}")
+        return stages[name]
+
+    def robustness_cells(self) -> list[tuple[int, int]]:
+        """Every (width, seed) whose models are tried on odd inputs: the widths that have a Baseline, widest first."""
+        if self.robustness is None:
+            return []
+        widths = sorted((w for w in self.widths if BASELINE in w.variants), key=lambda w: -w.d_model)
+        return [(w.d_model, seed) for w in widths for seed in self.seeds]
+
+    def robustness_job(self, d_model: int, seed: int) -> RobustnessJob:
+        """The job that tries the models of one width and seed on odd inputs."""
+        if self.robustness is None:
+            raise UserError("this config tries no model on odd inputs: its `robustness` is null")
+        variants = self.width(d_model).variants
+        return RobustnessJob(
+            d_model=d_model,
+            seed=seed,
+            models={variant: VARIANT_LABELS[variant] for variant in variants},
+            context=self.model.context,
+            robustness=self.robustness,
+        )
 
     def finetune_cells(self) -> list[tuple[Method, str, int]]:
         """Every (method, size, seed) of the GPT-2 track, largest size first."""

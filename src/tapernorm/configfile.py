@@ -1,7 +1,7 @@
 """Reading configs: from YAML or JSON to the models of `config`, with one clear line per fault."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,14 +46,19 @@ def _explain(model: type[BaseModel], error: Any) -> str:
 
 def _keys_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     """Valid keys of the nested model at `path`."""
-    current: Any = model
+    current = model
     for key in path:
-        if key.isdigit():
-            continue
-        annotation = current.model_fields[key].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        current = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+        if not key.isdigit():
+            current = next(_models_in(current.model_fields[key].annotation))
     return sorted(current.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a field's type is made of, as Stage in `tuple[Stage, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _models_in(part)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

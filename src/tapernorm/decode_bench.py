@@ -9,6 +9,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,7 +97,10 @@ class Stepper:
 
 
 def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, device: torch.device) -> dict[str, Any]:
-    """The whole result file of `kind` ("decode" or "last_token") for one tapered model.
+    """The whole result file of `kind` for one tapered model.
+
+    Args:
+        kind: "decode" and "last_token" time the arms of the paper's tables; "rivals" decodes, DyT and Derf beside them.
 
     Raises:
         UserError: the model is no tapered RMSNorm model, or a folded arm computes something else.
@@ -107,7 +111,8 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
         if job.bench.dtype == "float32":
             torch.set_float32_matmul_precision("high")  # TF32, as in the paper's software stack
     before = machine_facts(device)
-    measure = {"decode": bench_decode, "last_token": bench_last_token}[kind]
+    rivals = partial(bench_decode, rivals=True)
+    measure = {"decode": bench_decode, "rivals": rivals, "last_token": bench_last_token}[kind]
     measured = measure(gated.to(device).eval(), job.bench)
     bandwidth = read_bandwidth(device)
     facts = machine_facts(device)
@@ -123,14 +128,14 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
     }
 
 
-def bench_decode(gated: Decoder, job: BenchConfig) -> dict[str, Any]:
+def bench_decode(gated: Decoder, job: BenchConfig, *, rivals: bool = False) -> dict[str, Any]:
     """Time prefill and KV-cached decoding of every arm; cells of raw samples, with the checks made before.
 
     Raises:
         UserError: a folded arm does not give the gated model's logits.
     """
     capacity = max(job.prompts) + job.new_tokens
-    arms = make_arms(with_context(gated, capacity), DTYPES[job.dtype])
+    arms = make_arms(with_context(gated, capacity), DTYPES[job.dtype], rivals=rivals)
     checks = check_arms(gated, arms, job)
     modes, unavailable = available_modes(job.modes, _device(gated))
     cells: list[dict[str, Any]] = []

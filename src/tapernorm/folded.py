@@ -56,7 +56,7 @@ def fold_run(
         "values": values,
         "reports": reports,
         "provenance": provenance(
-            config_hash=trained["provenance"]["config_hash"], device=chosen.type, seed=trained["job"]["seed"]
+            config_hash=trained["provenance"]["config_hash"], device=chosen.type, seed=trained["provenance"]["seed"]
         ),
     }
     write_json(out / "result.json", result)

@@ -30,7 +30,7 @@ class FoldedNorm:
 
     name: str
     consumers: tuple[str, ...]  # the linear maps that took it over; an unfused one is a FixedScale before them
-    c: float | None  # None: FakeLN has a sigma_bar instead
+    c: float | None  # its mean where features have one each; None: FakeLN has a sigma_bar instead
     coefficient_min: float  # of c * gamma_t, or of gamma / sigma_bar
     coefficient_max: float
     mean_to_sigma: float | None  # largest |mean| / sigma of its input in the probe pass; None: it does not centre
@@ -133,7 +133,7 @@ def _is_fake(norm: nn.Module) -> bool:
 
 
 def _require_linear(name: str, norm: TaperNorm) -> None:
-    if bool(norm.c.isnan()):
+    if bool(norm.c.isnan().any()):
         raise UserError(f"{name} is not calibrated: train at g = 1 inside Taper.observe(), then calibrate()")
     if norm.gate.form is not Form.LINEAR:
         raise UserError(
@@ -245,7 +245,7 @@ def _entry(name: str, norm: nn.Module, ratio: float | None, model: nn.Module, co
     return FoldedNorm(
         name=name,
         consumers=tuple(consumers),
-        c=norm.c.item() if isinstance(norm, TaperNorm) else None,
+        c=norm.c.mean().item() if isinstance(norm, TaperNorm) else None,
         coefficient_min=every.min().item(),
         coefficient_max=every.max().item(),
         mean_to_sigma=ratio,

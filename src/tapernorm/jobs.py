@@ -196,6 +196,13 @@ class FinetuneJob(Strict):
             )
 
 
+class OwnJob(FinetuneJob):
+    """A fine-tune of the recipe that asks for more than the paper has."""
+
+    sites: tuple[str, ...] | None  # patterns of the internal norms that go; null: all
+    level_weight: Annotated[float, Field(ge=0)]  # of the loss that levels the scales at every tapered norm
+
+
 class ModelUnderTest(Strict):
     """Which model an evaluation scores."""
 

@@ -312,4 +312,4 @@ def untaper(norm: TaperNorm) -> None:
     plain: Any = norm
     for member in ("gate", "gamma_t", "c", "statistics"):
         delattr(plain, member)
-    plain.__class__ = next(stock for stock, tapered in _TAPERED.items() if tapered is type(norm))
+    plain.__class__ = next(stock for stock, tapered in _TAPERED.items() if isinstance(norm, tapered))

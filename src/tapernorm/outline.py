@@ -1,50 +1,111 @@
 """What the recipe would do with a model: its norms, what each folds into, and the settings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from torch import nn
 
-from .arch import architecture_of, select_norms
+from .arch import architecture_of
+from .errors import UserError
+from .foresight import Look, look_ahead
+from .jobs import FinetuneJob
 from .models.llama import parameter_count
+from .names import beginning, in_braces
 from .norms import is_norm
 from .pretrained import find, skeleton
-from .request import Request, form_of, hardware_of, job_of
+from .request import Request, form_of, hardware_of, job_of, tapered_of
+from .spread import ScaleSpread
 from .stock import why_not_stock
+
+_MEASURED = ("median", "p99.9", "largest", "first")
 
 
 def outline(request: Request) -> str:
     """What `taper_model` would do: a table of norms, consumers and parameters, and the settings. Nothing is trained.
 
+    Where weights and text are at hand, also the scales of a few rows at each norm, and where a constant is no match.
+
     Raises:
         UserError: there is no such model, or it is not known here.
     """
-    model = skeleton(find(request.model, weights=False))
+    base = find(request.model, weights=False)
+    model = skeleton(base)
     job, hardware = job_of(request, model), hardware_of(request, model)
-    assert job.taper is not None  # every job of the recipe has one
-    tapered = select_norms(model, final=request.final, sites=None)
+    tapered = tapered_of(request, model)
     reason = why_not_stock(model, set(tapered))
+    try:
+        look = look_ahead(request, base, model)
+        spreads, told, warnings = look.spreads, _legend(look), look.warnings(tapered, level_weight=request.level_weight)
+    except UserError as error:
+        spreads, told, warnings = {}, [f"scales not measured: {error}"], []
+    level = f"; level loss {request.level_weight:g}" if request.level_weight else ""
+    header = ("norm", "parameters", "becomes", *(_MEASURED if spreads else ()), "folds into")
     return "\n".join(
         [
-            *_aligned([("norm", "parameters", "becomes", "folds into"), *_rows(model, tapered)]),
+            *_aligned([header, *_rows(model, tapered, spreads)], numbers=("parameters", *_MEASURED)),
+            "",
+            *told,
             "",
             f"{type(model).__name__}, {parameter_count(model):,} parameters; {len(tapered)} norms go",
             f"{job.steps} steps of {job.batch} rows of {job.context} tokens, {hardware.micro_batch} at a time, "
             f"{job.train.precision}",
-            f"peak learning rate {job.lr:g}; scale loss {job.aux_weight:g}; the gate falls from step {job.taper.start} "
-            f"to {job.taper.end}",
-            f"export: {form_of(request, model)}" + (f"; no stock form: {reason}" if reason else ""),
+            f"peak learning rate {job.lr:g}; scale loss {job.aux_weight:g}{level}; {_gate(job)}",
+            "export: none"
+            if request.keep_norms
+            else f"export: {form_of(request, model)}" + (f"; no stock form: {reason}" if reason else ""),
+            *(["", *warnings] if warnings else []),
         ]
     )
 
 
-def _rows(model: nn.Module, tapered: list[str]) -> Iterator[tuple[str, ...]]:
+def _gate(job: FinetuneJob) -> str:
+    if job.taper is None:
+        return "every norm stays, as a control"
+    return f"the gate falls from step {job.taper.start} to {job.taper.end}"
+
+
+def _rows(model: nn.Module, tapered: list[str], spreads: Mapping[str, ScaleSpread]) -> Iterator[tuple[str, ...]]:
     arch = architecture_of(model)
     for name, module in model.named_modules():
         if is_norm(module):
-            folded = ("linear", ", ".join(arch.consumers(name))) if name in tapered else ("kept", "")
-            yield name, f"{parameter_count(module):,}", *folded
+            measured = _measured(spreads.get(name), goes=name in tapered) if spreads else ()
+            becomes, into = ("linear", _short(name, arch.consumers(name))) if name in tapered else ("kept", "")
+            yield name, f"{parameter_count(module):,}", becomes, *measured, into
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _measured(spread: ScaleSpread | None, *, goes: bool) -> tuple[str, ...]:
+    """Median scale, and multiples of it, marked where a constant is no match. None: a norm inside attention."""
+    if spread is None:
+        return ("",) * len(_MEASURED)
+    marks = dict.fromkeys(spread.misfits, "!") if goes else {}
+    multiples = [("tail", spread.p99_9), ("", spread.largest), ("first", spread.first)]
+    return (
+        f"{spread.median:.3g}",
+        *(f"{value / spread.median:.3g}x{marks.get(where, ' ')}" for where, value in multiples),
+    )
+
+
+def _legend(look: Look) -> list[str]:
+    rows, context = look.rows.shape
+    return [
+        f"median: of the scale that the norm divides a token by, on {rows} rows of {context} tokens, not their first",
+        "p99.9, largest, first (median at position 0): multiples of it; !: one constant cannot stand for it",
+    ]
+
+
+def _short(norm: str, consumers: Sequence[str]) -> str:
+    """The maps behind a norm without the block's name, and those of one module in one: self_attn.{q,k,v}_proj."""
+    block = beginning([norm, *consumers]).rpartition(".")[0]
+    local = [consumer.removeprefix(f"{block}.") for consumer in consumers]
+    groups = [(parent, list(names)) for parent, names in groupby(local, key=lambda name: name.rpartition(".")[0])]
+    return ", ".join(in_braces(names) for _, names in groups)
+
+
+def _aligned(rows: list[tuple[str, ...]], *, numbers: Sequence[str]) -> list[str]:
+    """Columns side by side, those headed by one of `numbers` to the right."""
+    columns = [
+        [cell.rjust(width) if column[0] in numbers else cell.ljust(width) for cell in column]
+        for column in zip(*rows, strict=True)
+        for width in [max(map(len, column))]
+    ]
+    return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]

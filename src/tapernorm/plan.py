@@ -17,6 +17,7 @@ from .errors import UserError
 from .estimates import Load, Throughput
 from .report.published import PRETRAIN_HOURS_H100
 from .settings import DataConfig, HardwareConfig
+from .study_cells import trained_arms
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ CPU_OVERHEAD_S = {
     "tokenizer": 0.5,
     "tokens": 2.0,
     "pretrain": 3.0,
+    "arm": 3.0,
     "fold": 1.8,
     "bench": 2.5,
     "base": 5.0,
@@ -189,6 +191,7 @@ def _items(config: Config, speeds: Speeds, measured: Mapping[int, float]) -> Ite
         yield _pretrain(config, width.d_model, speeds.decoder, measured)
     for width in sorted(config.widths, key=lambda w: w.d_model):
         yield _fold(config, width.d_model, valid, speeds.decoder)
+    yield from _study(config, speeds.decoder, measured)
     if config.benched:
         yield Item("bench", 2, tokens=_bench_tokens(config))
     if config.gpt2:
@@ -213,6 +216,23 @@ def _pretrain(config: Config, d_model: int, throughput: Throughput, measured: Ma
     if d_model not in measured:
         return item
     return replace(item, seconds=item.tokens / measured[d_model], measured=True)
+
+
+def _study(config: Config, throughput: Throughput, measured: Mapping[int, float]) -> Iterator[Item]:
+    """What each stage trains that no pre-training and no earlier stage has trained."""
+    trained = trained_arms(config)
+    for stage in config.study or ():
+        cells = [(arm, seed) for of, arm, seed in trained if of.name == stage.name]
+        jobs = [config.arm_job(stage, stage.arm(arm), seed).pretrain for arm, seed in cells]
+        if not jobs:
+            continue
+        loads = [Load.of_pretraining(job, config.hardware) for job in jobs]
+        item = _training(f"arm {stage.name}", loads, throughput)
+        devices = config.hardware.devices_per_job
+        item = replace(item, shares=devices == 1, devices=devices)
+        if stage.d_model in measured:
+            item = replace(item, seconds=item.tokens / measured[stage.d_model], measured=True)
+        yield item
 
 
 def _training(rule: str, loads: Sequence[Load], throughput: Throughput) -> Item:
@@ -321,7 +341,7 @@ def _report(config: Config) -> Iterator[Item]:
 
 
 def expected_seconds(config: Config, cores: int) -> float:
-    """Wall time of `snakemake tables figures` on so many CPU cores, from nothing, one thread a job.
+    """Wall time of `snakemake tables figures`, and `study`, on so many CPU cores, from nothing, one thread a job.
 
     From the constants above, of one kind of machine; jobs of a run this small fill the cores evenly.
     """

@@ -1,6 +1,7 @@
 """A model of transformers as others published it, or as it lies in a folder: any class that tapernorm.arch knows.
 
-Weights come from safetensors; code that lies beside them is never run.
+Weights come from safetensors, or with all else out of one GGUF file; code that lies beside them is never run. A
+`source` is such a folder or such a file.
 """
 
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 from .arch import ARCHITECTURES, has_tied_head
 from .errors import UserError
 from .files import sha256_of
+from .ggufmodel import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
 from .identity import digest
 from .models import store
 
@@ -21,17 +23,19 @@ _IGNORED = (".attn.masked_bias", ".attn.bias", "rotary_emb.inv_freq")  # buffers
 
 
 def find(source: str | Path, *, weights: bool = True) -> Path:
-    """The folder of a model: `source` itself, or the local copy of the hub's repository of that name.
+    """The folder or GGUF file of a model: `source` itself, or the local copy of the hub's repository of that name.
 
     Args:
         weights: bring them too; else what is small.
 
     Raises:
-        UserError: there is no such folder, and the hub gives none.
+        UserError: there is no such folder or file, and the hub gives none.
     """
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
+    here = Path(source).expanduser()
+    if here.is_dir() or (is_gguf(here) and here.is_file()):
+        return here
+    if is_gguf(here):
+        raise UserError(f"there is no file {here}: give the path of a GGUF file that lies here")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -41,7 +45,7 @@ def find(source: str | Path, *, weights: bool = True) -> Path:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"no model {str(source)!r}: it is no folder, and the hub gives none ({reason}). Give a folder with "
-            "config.json and model.safetensors, or a hub name and a network that reaches it"
+            "config.json and model.safetensors, a .gguf file, or a hub name and a network that reaches it"
         ) from None
 
 
@@ -50,9 +54,11 @@ def commit_of(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-def licence_of(folder: Path) -> str | None:
-    """What the model card there says of its licence."""
-    card = folder / "README.md"
+def licence_of(source: Path) -> str | None:
+    """What the model card there, or the file itself, says of its licence."""
+    if is_gguf(source):
+        return licence_of_gguf(source)
+    card = source / "README.md"
     if not card.is_file():
         return None
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -63,42 +69,50 @@ def licence_of(folder: Path) -> str | None:
     return found[0] if found and found[0] else None
 
 
-def model_digest(folder: Path) -> str:
-    """One digest of the config and all weight files in a folder."""
-    files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
+def model_digest(source: Path) -> str:
+    """One digest of the config and all weight files in a folder; the sha256 of a GGUF file."""
+    if is_gguf(source):
+        return sha256_of(source)
+    files = sorted([source / "config.json", *source.glob("*.safetensors")])
     return digest({path.name: sha256_of(path) for path in files})
 
 
-def config_of(folder: Path) -> tuple[type, Any]:
-    """Class and config of the model in `folder`.
+def config_of(source: Path) -> tuple[type, Any]:
+    """Class and config of the model in `source`.
 
     Raises:
         UserError: there is no config, or it is of a model that is not known here.
     """
+    if is_gguf(source):
+        return config_of_gguf(source)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"cannot read a config of transformers in {folder}: {reason}") from None
-    return _class_of(config, folder), config
+        files = ", ".join(path.name for path in sorted(source.glob("*.gguf")))
+        remedy = f" (a GGUF file is given by its own path, and there is {files})" if files else ""
+        raise UserError(f"cannot read a config of transformers in {source}: {reason}{remedy}") from None
+    return _class_of(config, source), config
 
 
-def load_pretrained(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The model in `folder`, in eval mode.
+def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model in `source`, in eval mode.
 
     Raises:
         UserError: its class is not known, or its weights are missing, damaged or not what the config describes.
     """
-    if store.is_ours(folder):
-        raise UserError(f"{folder} was written by tapernorm: give the untouched model that it was made from")
-    made, config = config_of(folder)
+    if is_gguf(source):
+        return load_gguf(source, dtype)
+    if store.is_ours(source):
+        raise UserError(f"{source} was written by tapernorm: give the untouched model that it was made from")
+    made, config = config_of(source)
     loader: Any = made
     try:
         model, info = loader.from_pretrained(
-            folder,
+            source,
             config=config,
             dtype=dtype,
             use_safetensors=True,
@@ -107,24 +121,24 @@ def load_pretrained(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Modu
         )
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot read the weights in {folder}: {reason} (safetensors are needed)") from None
+        raise UserError(f"cannot read the weights in {source}: {reason} (safetensors are needed)") from None
     except SafetensorError as error:
-        raise UserError(f"the weights in {folder} are damaged ({error}): fetch or write them again") from None
+        raise UserError(f"the weights in {source} are damaged ({error}): fetch or write them again") from None
     faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
     faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]
     if any(faults.values()):
         found = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
-        raise UserError(f"the weights in {folder} do not fit its config: {found}")
+        raise UserError(f"the weights in {source} do not fit its config: {found}")
     if config.tie_word_embeddings and not has_tied_head(model):
         raise UserError(
-            f"{folder} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
+            f"{source} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
         )
     return model.eval()
 
 
-def skeleton(folder: Path) -> nn.Module:
-    """The model that the config in `folder` describes, without storage for its weights."""
-    made, config = config_of(folder)
+def skeleton(source: Path) -> nn.Module:
+    """The model that the config in `source` describes, without storage for its weights."""
+    made, config = config_of(source)
     with torch.device("meta"):
         model: Any = made(config)
     model.tie_weights()

@@ -14,7 +14,8 @@ from .arch import architecture_of, logits_of
 def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
     """Mean over tokens of |<grad_h CE, h>| / (||grad_h CE|| ||h||), h the input of the final norm, in float64.
 
-    Zero but for eps where a final norm divides by the scale of h; with a linear map in its place it is not.
+    Zero but for eps where a final norm divides by the scale of h; with a linear map in its place it is not. A token
+    without any gradient has no radial one: behind a bounded map, such as DyT, a saturated one has none.
 
     Args:
         inputs: ids (B, T), whose stream h the model computes in its own precision.
@@ -27,7 +28,8 @@ def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
     loss = F.cross_entropy(head(norm(h)).flatten(0, 1), targets.flatten(), reduction="sum")  # a token's own, unscaled
     (gradient,) = torch.autograd.grad(loss, h)
     along = (gradient * h).sum(-1).abs()
-    return (along / (gradient.norm(dim=-1) * h.norm(dim=-1))).mean().item()
+    most = gradient.norm(dim=-1) * h.norm(dim=-1)
+    return torch.where(most > 0, along / most, 0.0).mean().item()
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@ data/ and tokenizer/, the run itself (metrics, tapered weights, result.json), sc
 """
 
 import math
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,13 @@ from .export import Form, save
 from .files import read_json, sha256_of, write_json
 from .finetune import next_tokens
 from .folding import fold
+from .foresight import look_at
 from .identity import digest
-from .jobs import FinetuneJob
+from .jobs import FinetuneJob, OwnJob
 from .modelcard import Story
 from .models.store import load
+from .models.store import save as save_run
+from .norms import TaperNorm
 from .optimisation import Optimisation
 from .owntext import HELD_OUT, prepare
 from .pretrained import commit_of, find, licence_of, load_pretrained, model_digest, skeleton
@@ -35,9 +40,12 @@ from .runlock import run_lock
 from .schedule import GateSchedule
 from .scoring import target_bytes
 from .settings import HardwareConfig
-from .taper import attach
+from .taper import Taper, attach
 from .train import Plan, Trainer, pick_device
 from .training_run import data_hashes, fingerprint_of, run_training
+
+REMEDY = "take a lower --lr, a higher --level, or --sites without the norms that --dry-run marks"
+LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
 
 
 def taper_model(request: Request) -> dict[str, Any]:
@@ -64,11 +72,12 @@ def taper_model(request: Request) -> dict[str, Any]:
             job,
             request.out,
             fingerprint,
-            lambda folder: _trainer(job, hardware, base, blocks, device, folder, fingerprint),
+            lambda folder: _trainer(job, hardware, base, blocks, device, request.out, folder, fingerprint),
             lambda trainer: {"base": facts} | _norms(trainer),
         )
         scores = _scores(request.out, base, blocks, hardware, device)
-        export_run(request.out, request.out / "export", form=form)
+        if not request.keep_norms:
+            export_run(request.out, request.out / "export", form=form)
     return scores
 
 
@@ -95,19 +104,26 @@ def _trainer(
     base: Path,
     blocks: Mapping[tuple[str, str], Blocks],
     device: torch.device,
+    out: Path,
     folder: Path,
     fingerprint: str,
 ) -> Trainer:
     train, valid = blocks[HELD_OUT, "train"], blocks[HELD_OUT, "valid"]
     model = load_pretrained(base).to(device).train()
-    assert job.taper is not None
-    taper = attach(
-        model,
-        final=job.method == "all_aux",
-        schedule=GateSchedule(job.taper.start, job.taper.end),
-        ema_rate=job.train.ema_rate,
-        anchor_weight=job.aux_weight,
-    )
+    look = look_at(model, train.rows, open_tokenizer(out / "tokenizer"))
+    taper = _taper(model, job)
+    if taper is not None:
+        for line in look.warnings(taper.swapped, level_weight=taper.level_weight):
+            print(line, file=sys.stderr)
+
+    def salvage() -> str:
+        """A model whose norms are gone already is one to fold."""
+        if taper is None or taper.gate.item() > 0:
+            return ""
+        kept = out / LAST_GOOD
+        save_run(model, kept)
+        shutil.copytree(out / "tokenizer", kept / "tokenizer", dirs_exist_ok=True)
+        return f"Its norms were gone by then: `tapernorm export --model {kept} …` exports the last good model"
 
     def validate() -> Evaluation:
         return evaluate_blocks(model, valid.rows, batch=hardware.micro_batch or job.batch, device=device)
@@ -123,13 +139,30 @@ def _trainer(
         tokens_per_step=job.batch * job.context,
         fingerprint=fingerprint,
         folder=folder,
+        remedy=REMEDY,
+        salvage=salvage,
     )
     return Trainer(model, taper, plan)
 
 
+def _taper(model: nn.Module, job: FinetuneJob) -> Taper | None:
+    """The taper that a job asks for; None for a control, whose norms stay."""
+    if job.taper is None:
+        return None
+    return attach(
+        model,
+        final=job.method == "all_aux",
+        schedule=GateSchedule(job.taper.start, job.taper.end),
+        ema_rate=job.train.ema_rate,
+        anchor_weight=job.aux_weight,
+        **({"sites": job.sites, "level_weight": job.level_weight} if isinstance(job, OwnJob) else {}),
+    )
+
+
 def _norms(trainer: Trainer) -> dict[str, Any]:
     driver = trainer.driver
-    assert driver is not None
+    if driver is None:
+        return {"norms": {}, "scale_target": None}
     assert driver.scale_target is not None
     return {
         "norms": {site: {"c": value} for site, value in driver.constants.items()},
@@ -147,7 +180,7 @@ def _scores(
     if path.is_file() and (known := read_json(path))["identity"] == identity:
         return known["corpora"]
     coder = open_tokenizer(out / "tokenizer")
-    makers = {"before": lambda: load_pretrained(base), "after": lambda: fold(load(out))[0]}
+    makers = {"before": lambda: load_pretrained(base), "after": lambda: _finished(out)}
     corpora: dict[str, Any] = {name: {} for name in texts}
     for form, make in makers.items():
         model = make().to(device)
@@ -155,6 +188,12 @@ def _scores(
             corpora[name][form] = _statistics(model, opened, coder, batch=hardware.micro_batch or 1, device=device)
     write_json(path, {"schema_version": 1, "kind": "scores", "identity": identity, "corpora": corpora})
     return corpora
+
+
+def _finished(out: Path) -> nn.Module:
+    """The trained model, its norms folded if they are gone."""
+    model = load(out)
+    return fold(model)[0] if any(isinstance(module, TaperNorm) for module in model.modules()) else model
 
 
 def _statistics(model: nn.Module, blocks: Blocks, coder: Coder, *, batch: int, device: torch.device) -> dict[str, Any]:

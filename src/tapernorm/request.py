@@ -11,8 +11,8 @@ from torch import nn
 from .arch import context_of, select_norms
 from .errors import UserError
 from .export import FORMS, Form
-from .gpt2_settings import FinetuneConfig, TaperWindow
-from .jobs import FinetuneJob
+from .gpt2_settings import FinetuneConfig, Method, TaperWindow
+from .jobs import FinetuneJob, OwnJob
 from .models.llama import parameter_count
 from .settings import HardwareConfig
 from .stock import why_not_stock
@@ -31,6 +31,9 @@ class Request:
     steps: int
     out: Path
     final: bool = False  # taper the final norm too
+    sites: tuple[str, ...] | None = None  # patterns of the internal norms to taper; None: all
+    level_weight: float = 0.0  # of the loss that levels the scales at every tapered norm
+    keep_norms: bool = False  # a control: the same training with every norm kept
     field: str = "text"  # of a JSON line or Parquet row
     valid_fraction: float = 0.05  # of documents, held out by their hash
     scored: tuple[tuple[str, str], ...] = ()  # (name, data): texts that are only scored
@@ -40,6 +43,7 @@ class Request:
     micro_batch: int | None = None  # rows per forward pass
     seed: int = 1
     form: Form | None = None
+    precision: Literal["float32", "bf16"] | None = None  # bf16: autocast, weights stay float32
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
 
@@ -70,8 +74,9 @@ def job_of(request: Request, model: nn.Module) -> FinetuneJob:
         raise UserError(f"--context {context} exceeds the model's {context_of(model)}: take that or less")
     lr = request.lr or scale.lr
     steps = request.steps
-    return FinetuneJob(
-        method="all_aux" if request.final else "internal_aux",
+    _require_whole_control(request)
+    job = FinetuneJob(
+        method=method_of(request),
         size="own",
         seed=request.seed,
         context=context,
@@ -86,16 +91,43 @@ def job_of(request: Request, model: nn.Module) -> FinetuneJob:
             adam_eps=1e-8,
             weight_decay=0.01,
             clip_norm=1.0,
-            precision="bf16" if pick_device(request.device).type == "cuda" else "float32",
+            precision=request.precision or ("bf16" if pick_device(request.device).type == "cuda" else "float32"),
             ema_rate=0.1,
             log_every=max(1, steps // 100),
             eval_every=0,
         ),
-        aux_weight=scale.anchor_weight,
-        taper=TaperWindow(start=max(1, round(0.1 * steps)), end=max(2, round(0.7 * steps))),
+        # Levels hold the scales by themselves.
+        aux_weight=0.0 if request.level_weight or request.keep_norms else scale.anchor_weight,
+        taper=None
+        if request.keep_norms
+        else TaperWindow(start=max(1, round(0.1 * steps)), end=max(2, round(0.7 * steps))),
         fakeln=None,
         micro_batch=None,
     )
+    if request.sites is None and request.level_weight == 0:
+        return job
+    return OwnJob(**dict(job), sites=request.sites, level_weight=request.level_weight)
+
+
+def method_of(request: Request) -> Method:
+    """The method that a fine-tune of this kind has in the GPT-2 track."""
+    if request.keep_norms:
+        return "vanilla"
+    return "all_aux" if request.final else "internal_aux"
+
+
+def _require_whole_control(request: Request) -> None:
+    """Raise UserError where a control is asked to taper."""
+    options = ("final", "sites", "level", "form")
+    asked = (request.final, request.sites, request.level_weight, request.form)
+    given = [f"--{option}" for option, value in zip(options, asked, strict=True) if value]
+    if request.keep_norms and given:
+        raise UserError(f"--keep-norms tapers and exports nothing, and {', '.join(given)} ask for that: leave them out")
+
+
+def tapered_of(request: Request, model: nn.Module) -> list[str]:
+    """Full names of the norms of `model` that go."""
+    return [] if request.keep_norms else select_norms(model, final=request.final, sites=request.sites)
 
 
 def hardware_of(request: Request, model: nn.Module) -> HardwareConfig:
@@ -116,7 +148,7 @@ def hardware_of(request: Request, model: nn.Module) -> HardwareConfig:
 
 def form_of(request: Request, model: nn.Module) -> Form:
     """The form that was asked for; else stock where the model has it."""
-    reason = why_not_stock(model, set(select_norms(model, final=request.final, sites=None)))
+    reason = why_not_stock(model, set(tapered_of(request, model)))
     if request.form == "stock" and reason is not None:
         raise UserError(f"--form stock: {reason}; take --form normfree, or --final where only the final norm is kept")
     return request.form or (FORMS[0] if reason is None else FORMS[1])

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .anchor import ScaleProbe, fixed_target_loss
+from .anchor import ScaleLoss, ScaleProbe, fixed_target_loss
 from .arch import architecture_of, kept_norms, select_norms
 from .buffers import WideBuffers
 from .calibrate import RunningMean, update_means
 from .errors import UserError
+from .levels import Levels
 from .norms import Form, Gate, TaperNorm, require_taperable, taper, untaper
 from .saving import guard_saving, unguard_saving
 from .schedule import GateSchedule, gate_at
@@ -35,6 +36,7 @@ def attach(
     schedule: GateSchedule | None = None,
     ema_rate: float = 0.01,
     anchor_weight: float = 0.0,
+    level_weight: float = 0.0,
 ) -> "Taper":
     """Turn the norms of `model` into tapered ones, in place, with one shared gate at g = 1.
 
@@ -48,6 +50,8 @@ def attach(
         schedule: the gate as a function of the step, for `Taper.set_step`.
         ema_rate: m of the calibration and of the scale target.
         anchor_weight: lambda of the fixed-target scale loss; 0: no such loss.
+        level_weight: of the loss that levels the scales at every tapered norm, for models with massive activations
+            (`levels`); 0: no such loss, and c by least squares.
 
     Raises:
         UserError: unknown architecture, a pattern without a match, a norm of another class than the known ones, or a
@@ -62,7 +66,8 @@ def attach(
     device = next(model.parameters()).device
     gate = Gate(device=device)
     tapered = {name: taper(norm, gate, ema_rate=ema_rate) for name, norm in norms.items()}
-    made = Taper(model, tapered, gate, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight)
+    weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
+    made = Taper(model, tapered, gate, schedule=schedule, ema_rate=ema_rate, **weights)
     model.__dict__[DRIVER] = made  # a deep copy of the model thus carries a taper of its own
     guard_saving(model)
     return made
@@ -86,7 +91,8 @@ def forget_taper(model: nn.Module) -> None:
     """Take the taper and its probe off `model`, whose norms are no longer its own."""
     model.__dict__.pop(DRIVER, None)
     unguard_saving(model)
-    ScaleProbe.remove(model.get_submodule(architecture_of(model).final))
+    for name in architecture_of(model).norms(model):
+        ScaleProbe.remove(model.get_submodule(name))
 
 
 class ScaleTarget(WideBuffers):
@@ -113,6 +119,7 @@ class Taper:
         schedule: GateSchedule | None,
         ema_rate: float,
         anchor_weight: float,
+        level_weight: float,
     ) -> None:
         self._model = model
         self._norms = norms
@@ -120,8 +127,11 @@ class Taper:
         self._gate = gate
         self._probe = ScaleProbe.on(self._final_norm)
         self._target = self._install_target(ema_rate)
+        self._levels = self._install_levels(ema_rate) if level_weight > 0 else None
         self.schedule = schedule
         self.anchor_weight = anchor_weight
+        self.level_weight = level_weight
+        self.scale_loss: ScaleLoss = fixed_target_loss
         self.calibrated = False
         self._attached = True
 
@@ -129,6 +139,10 @@ class Taper:
         gain = next(self._final_norm.parameters())
         self._probe.anchor = ScaleTarget(ema_rate, dtype=gain.dtype, device=gain.device)
         return self._probe.anchor
+
+    def _install_levels(self, ema_rate: float) -> Levels:
+        self._probe.levels = Levels(list(self._norms.values()), ema_rate)
+        return self._probe.levels
 
     @property
     def swapped(self) -> tuple[str, ...]:
@@ -157,8 +171,8 @@ class Taper:
 
     @property
     def constants(self) -> dict[str, float]:
-        """c of each tapered norm; NaN until calibrated."""
-        return {name: norm.c.item() for name, norm in self._norms.items()}
+        """c of each tapered norm, its mean where features have one each; NaN until calibrated."""
+        return {name: norm.c.mean().item() for name, norm in self._norms.items()}
 
     def set_gate(self, value: float) -> None:
         """Set g by hand: 1 is the standard norm, 0 the linear map, anything between the mix of both.
@@ -194,7 +208,8 @@ class Taper:
             UserError: nothing was observed, or it was not finite.
         """
         self._require_attached()
-        constants = [norm.best_c() for norm in self._norms.values()]  # all of them, or nothing changes
+        levels = self._levels  # all of the constants, or nothing changes
+        constants = [norm.best_c() for norm in self._norms.values()] if levels is None else levels.constants()
         (target,) = self._target.running.value()
         if self.anchor_weight > 0 and not torch.isfinite(target):
             raise UserError(
@@ -215,6 +230,7 @@ class Taper:
         """
         self._require_attached()
         running = [self._target.running, *(norm.statistics for norm in self._norms.values())]
+        running += [] if self._levels is None else [self._levels.running]
         self._gate.observing = not self.calibrated and self._gate.form is Form.OBSERVE
         try:
             yield
@@ -228,15 +244,20 @@ class Taper:
     def anchor_loss(self) -> Tensor:
         """lambda E[(s - s_tgt)^2] over the last forward pass, a scalar; 0 before the taper starts or at lambda = 0.
 
-        Call it once after each training forward pass: while observing, it also feeds the mean behind s_tgt.
+        With a level weight, the level loss is added, from the first step on. Call it once after each training forward
+        pass: while observing, it also feeds the means behind s_tgt and the levels.
         """
         self._require_attached()
         scale = self._probe.scale(self._final_norm)
         if self._gate.observing and self._final_norm.training:
             self._target.running.add(scale.detach().sum(), scale.numel())
-        if self.anchor_weight == 0 or not self.calibrated:
-            return scale.new_zeros(())
-        return self.anchor_weight * fixed_target_loss(scale, self._target.target)
+        anchored = self.anchor_weight > 0 and self.calibrated
+        loss = self.anchor_weight * self.scale_loss(scale, self._target.target) if anchored else scale.new_zeros(())
+        if self._levels is None:
+            return loss
+        norms, observing = list(self._norms.values()), self._gate.observing and self._final_norm.training
+        levels = self._levels.loss(norms, calibrated=self.calibrated, observing=observing)
+        return loss + self.level_weight * levels
 
     def auxiliary_loss(self, tokens: Tensor) -> Tensor:
         """`anchor_loss`, which needs no tokens: what the trainer calls for any method."""
@@ -280,6 +301,7 @@ class Taper:
         """What the model's own state dict does not hold: gate, running means, s_tgt. Plain tensors and a bool."""
         buffers = {f"{n}.statistics.{k}": b for n, m in self._norms.items() for k, b in m.statistics.named_buffers()}
         buffers |= {f"anchor.{k}": b for k, b in self._target.named_buffers()}
+        buffers |= {f"levels.{k}": b for k, b in self._level_buffers()}
         buffers["gate"] = self._gate.value
         return {"calibrated": self.calibrated, **{k: b.detach().clone() for k, b in buffers.items()}}
 
@@ -298,13 +320,18 @@ class Taper:
                 buffer.copy_(state[f"{name}.statistics.{key}"])
         for key, buffer in self._target.named_buffers():
             buffer.copy_(state[f"anchor.{key}"])
+        for key, buffer in self._level_buffers():
+            buffer.copy_(state[f"levels.{key}"])
         self.calibrated = state["calibrated"]
         self._gate.set(float(state["gate"]))
+
+    def _level_buffers(self) -> list[tuple[str, Tensor]]:
+        return [] if self._levels is None else list(self._levels.named_buffers())
 
     def _require_attached(self) -> None:
         if not self._attached:
             raise UserError("this taper is detached and drives nothing: attach(model) gives a new one")
 
     def _require_calibration(self, value: float) -> None:
-        if value < 1 and any(bool(norm.c.isnan()) for norm in self._norms.values()):
+        if value < 1 and any(bool(norm.c.isnan().any()) for norm in self._norms.values()):
             raise UserError(f"gate {value} needs calibrated norms: call calibrate(), or load a calibrated model")

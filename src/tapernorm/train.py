@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .anchor import ScaleProbe
-from .arch import architecture_of, logits_of
+from .arch import architecture_of, logits_of, vocabulary_of
 from .checkpoint import Checkpoints
 from .driver import NormDriver
 from .errors import UserError
@@ -32,12 +32,14 @@ from .files import read_json, write_json
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .models.llama import Decoder
 from .optimisation import Optimisation
+from .overflow import find_overflow
 from .progress import Progress
 from .ranks import count, from_leader, leads, rank, require_ranks, share_of, sum_gradients, sum_over_ranks
 from .rng import seed_dropout
 from .settings import HardwareConfig
 from .stopping import Stopped, requested, until_safe
 
+_EXPLODED = 1.5  # times log(vocabulary): a random model begins at about 1
 _MOST_FORMS = 8  # of a model's norms, for which compiling each pays
 IGNORED = -100  # a target that does not count, as cross_entropy has it
 
@@ -58,6 +60,8 @@ class Plan:
         fingerprint: digest of whatever defines the numbers; checkpoints of others never load.
         folder: where checkpoints and growing metrics live until the run is done.
         events: where TensorBoard event files go; None: none are written.
+        remedy: what to change after a divergence, in the words of whoever made the plan.
+        salvage: keeps what it can use of a model as it was before a step that diverged, and says so; on every rank.
     """
 
     label: str
@@ -71,6 +75,8 @@ class Plan:
     fingerprint: str
     folder: Path
     events: Path | None = None
+    remedy: str = "lower train.lr or train.clip_norm"
+    salvage: Callable[[], str] | None = None
 
 
 def pick_device(name: str) -> torch.device:
@@ -140,6 +146,7 @@ class Trainer:
         self.checkpoints = Checkpoints(plan.folder, plan.fingerprint)
         self.elapsed_s = 0.0  # training time, over all resumes
         self._metrics_bytes = 0  # of the metrics file, at the last checkpoint
+        self._exploded = False  # the loss has been told to be
 
     def _compiled_loss(self) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         """`training_loss`, a graph for each form of the norms, for whole micro-batches and for a smaller last one.
@@ -170,7 +177,11 @@ class Trainer:
         try:
             with until_safe():
                 for k in range(start, self.plan.steps):
-                    row = self._timed_step(k)
+                    try:
+                        row = self._timed_step(k)
+                    except Diverged as error:
+                        raise self._after_divergence(k, metrics, error) from None
+                    self._tell_of_explosion(row)
                     if self._is_logged(k):
                         metrics.write(row)
                     self._validate(k, metrics)
@@ -190,7 +201,7 @@ class Trainer:
         """Optimizer step k; returns its metrics.
 
         Raises:
-            Diverged: before anything was updated.
+            Diverged: before anything was updated, and what the norms observed in this step is dropped.
         """
         seed_dropout(self.plan.seed, k, rank())
         lr = self.plan.optimisation.lr_at(k)
@@ -198,6 +209,15 @@ class Trainer:
             group["lr"] = lr
         if self.driver is not None:
             self.driver.set_step(k)
+        with nullcontext() if self.driver is None else self.driver.observe():
+            row, norm = self._losses_and_gradients(k, lr)
+        nn.utils.clip_grads_with_norm_(self.parameters, self.plan.optimisation.clip_norm, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return row
+
+    def _losses_and_gradients(self, k: int, lr: float) -> tuple[dict[str, Any], Tensor]:
+        """Metrics of step k, all finite, and the norm of the gradients that it leaves in the parameters."""
         meter = StepMeter() if self._is_logged(k) else None
         losses = self._accumulate(*self.plan.batch_at(k), meter)
         sum_gradients(self.parameters)
@@ -218,10 +238,7 @@ class Trainer:
             row |= {f"grad_norm_{name}": gradient_norm(group).item() for name, group in self.groups.items()}
             row |= meter.row()
             self._require_finite(k, {name: value for name, value in row.items() if value is not None})
-        nn.utils.clip_grads_with_norm_(self.parameters, self.plan.optimisation.clip_norm, norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return row
+        return row, norm
 
     def _is_logged(self, k: int) -> bool:
         return k % self.plan.optimisation.log_every == 0 or k == self.plan.steps - 1
@@ -231,23 +248,24 @@ class Trainer:
 
         Returns (CE, weighted auxiliary loss), (2,) float64; the gradients of their sum are left in the parameters.
         """
-        bf16 = self.plan.optimisation.precision == "bf16"
-        precision = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         batch = len(inputs)
         inputs, targets = share_of(inputs), share_of(targets)
         rows = self.plan.hardware.micro_batch or len(inputs)
-        with nullcontext() if self.driver is None else self.driver.observe():
-            for some, theirs in zip(inputs.split(rows), targets.split(rows), strict=True):
-                share = len(some) / batch
-                some, theirs = (part.to(self.device, non_blocking=True) for part in (some, theirs))
-                with precision:
-                    ce, aux, logits = self.loss(self.model, self.driver, some, theirs)
-                ((ce + aux) * share).backward()
-                sums += torch.stack([ce.detach(), aux.detach()]) * share
-                if meter is not None:
-                    meter.add(share, logits, self.probe.scale(self.final_norm))
+        for some, theirs in zip(inputs.split(rows), targets.split(rows), strict=True):
+            share = len(some) / batch
+            some, theirs = (part.to(self.device, non_blocking=True) for part in (some, theirs))
+            with self._precision():
+                ce, aux, logits = self.loss(self.model, self.driver, some, theirs)
+            ((ce + aux) * share).backward()
+            sums += torch.stack([ce.detach(), aux.detach()]) * share
+            if meter is not None:
+                meter.add(share, logits, self.probe.scale(self.final_norm))
         return sums
+
+    def _precision(self) -> torch.autocast:
+        bf16 = self.plan.optimisation.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
 
     def _timed_step(self, k: int) -> dict[str, Any]:
         began = time.perf_counter()
@@ -279,9 +297,24 @@ class Trainer:
         return (requested() or Signals.SIGTERM) if asked.item() else None
 
     def _checkpoint(self, done: int, metrics: MetricsFile | NoMetrics, *, now: bool) -> None:
-        if now or done % self.plan.hardware.checkpoint_every == 0 or done == self.plan.steps:
+        if now or self._is_kept(done):
             self._metrics_bytes = metrics.sync()
             from_leader(lambda: self.checkpoints.save(done, self._state()))  # no rank may end before it is written
+
+    def _is_kept(self, done: int) -> bool:
+        return done % self.plan.hardware.checkpoint_every == 0 or done == self.plan.steps
+
+    def _after_divergence(self, k: int, metrics: MetricsFile | NoMetrics, error: Diverged) -> Diverged:
+        """Keep the state before step k, unless it is not finite itself; the error, with what was salvaged."""
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+            return error
+        if not self._is_kept(k):
+            self._checkpoint(k, metrics, now=True)
+        if self.plan.salvage is None or not (kept := self.plan.salvage()):
+            return error
+        marker = {**read_json(self._marker), "message": f"{error}. {kept}"}
+        from_leader(lambda: write_json(self._marker, marker))
+        return Diverged(marker["message"])
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -307,6 +340,18 @@ class Trainer:
             print(f"{self.plan.label}: resuming after step {step} of {self.plan.steps}", file=sys.stderr)
         return step
 
+    def _tell_of_explosion(self, row: dict[str, Any]) -> None:
+        """Say once that the loss is far worse than that of guessing; a run goes on, for most spikes pass."""
+        guessing = math.log(vocabulary_of(self.model))
+        if not self._exploded and row["ce"] > _EXPLODED * guessing:
+            self._exploded = True
+            if leads():
+                print(
+                    f"{self.plan.label}: step {row['step']} has a cross-entropy of {row['ce']:.4g}, and guessing has "
+                    f"{guessing:.3g}; it may pass, so training goes on. If it stays, {self.plan.remedy}",
+                    file=sys.stderr,
+                )
+
     @property
     def _marker(self) -> Path:
         return self.plan.folder / "diverged.json"
@@ -323,11 +368,23 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             if bad == "the gradient norm" and parameter.grad is not None and not parameter.grad.isfinite().all():
                 bad = f"the gradient of {name}"
+        where = self._where_it_broke(k)
         message = (
-            f"{self.plan.label}: {bad} is not finite at step {k}; stopped before another update. Checkpoints of "
-            f"earlier steps stay in {self.plan.folder}. The same run would diverge again and is refused: lower "
-            f"train.lr or train.clip_norm, or delete {self._marker} to try it all the same"
+            f"{self.plan.label}: {bad} is not finite at step {k}; stopped before another update{where}. The last good "
+            f"state stays in {self.plan.folder}. The same run would diverge again and is refused: {self.plan.remedy}, "
+            f"or delete {self._marker} to try it all the same"
         )
         marker = {"fingerprint": self.plan.fingerprint, "step": k, "tensor": bad, "message": message}
         from_leader(lambda: write_json(self._marker, marker))
         raise Diverged(message)
+
+    def _where_it_broke(self, k: int) -> str:
+        """What the forward passes of step k, each run once more, say of it; nothing where all of them are finite."""
+        seed_dropout(self.plan.seed, k, rank())
+        inputs, _ = self.plan.batch_at(k)
+        gate = "" if self.driver is None or "gate" not in (row := self.driver.row()) else f" (gate {row['gate']:.3g})"
+        for some in inputs.split(self.plan.hardware.micro_batch or len(inputs)):
+            with self._precision():
+                if (overflow := find_overflow(self.model, some.to(self.device))) is not None:
+                    return f"; {overflow}{gate}"
+        return ""

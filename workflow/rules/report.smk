@@ -77,7 +77,7 @@ rule figure:
     log:
         f"{LOGS}/{{figure}}.log",
     wildcard_constraints:
-        figure=r"figure\w+",
+        figure=r"figure(\d\w?|_decode|_finetune)",
     conda:
         "../../environment.yml"
     params:

@@ -23,6 +23,13 @@ class Coder(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+def piece_of(coder: Coder, row: Sequence[int], position: int) -> str:
+    """The text that one token adds to those before it; `<end>` for the end of a document, which adds none."""
+    if row[position] == coder.eod:
+        return "<end>"
+    return coder.decode(row[: position + 1])[len(coder.decode(row[:position])) :] or coder.decode([row[position]])
+
+
 def open_tokenizer(folder: Path) -> Coder:
     """The tokenizer that `train_tokenizer`, `save_bpe` or `save_hub_tokenizer` wrote into a folder.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import sha256_of, whole_file, write_json
+from ..ggufmodel import is_gguf, tokenizer_of_gguf
 from ..identity import digest
 from ..provenance import provenance
 from .coders import HUB
@@ -64,7 +65,7 @@ class HubTokenizer:
 
 
 def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str, Any]:
-    """Write the tokenizer of the model in `source` into `out`; returns its manifest.
+    """Write the tokenizer of the model in `source`, a folder or a GGUF file, into `out`; returns its manifest.
 
     Args:
         vocab_size: the model's.
@@ -73,13 +74,7 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
         UserError: there is none, it has no tokenizer.json form or no id that can end a document, or it has ids that the
             model has not. Nothing half-written is left.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"no tokenizer in {source} ({reason}): put its tokenizer.json there") from None
+    loaded = _load(source)
     eod = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.bos_token_id
     if eod is None:
         raise UserError(
@@ -109,3 +104,15 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
                 copy.write_bytes((folder / file).read_bytes())
         write_json(out / "manifest.json", manifest)
     return manifest
+
+
+def _load(source: Path) -> Any:
+    if is_gguf(source):
+        return tokenizer_of_gguf(source)
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"no tokenizer in {source} ({reason}): put its tokenizer.json there") from None

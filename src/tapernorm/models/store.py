@@ -12,18 +12,23 @@ from torch import Tensor, nn
 from ..arch import ARCHITECTURES, Architecture, architecture_of, has_tied_head
 from ..configfile import parse
 from ..errors import UserError
+from ..featurewise import make_featurewise
 from ..files import read_json, whole_file, write_json
 from ..linearmaps import give_bias, loaded
 from ..norms import FixedScale, LayerNorm, TaperNorm
+from ..rivals import RIVALS, ScaledEmbedding, scale_embedding
 from ..saving import UNREADABLE, guard_saving
 from ..settings import DecoderConfig
 from ..taper import attach, taper_of
+from ..temperature import Tempered, temper
 from .llama import Decoder
 
 M = TypeVar("M", bound=nn.Module)
 FORMAT = 3
 MODEL_FILES = ("config.json", "model.safetensors")
-TAPERED, FIXED, ABSENT, FAKE = "tapered", "fixed_scale", "absent", "fake"  # what may stand in a norm's place
+TAPERED, FIXED, ABSENT, FAKE, TEMPERED = "tapered", "fixed_scale", "absent", "fake", "tempered"
+WORDS = (TAPERED, FIXED, ABSENT, FAKE, TEMPERED, *RIVALS)  # what may stand in a norm's place
+SCALED = "scaled"  # what may stand in the embedding's
 
 
 def save(model: nn.Module, folder: Path) -> None:
@@ -45,6 +50,8 @@ def save(model: nn.Module, folder: Path) -> None:
         temporary.write_bytes(to_bytes(state, metadata={"format": "pt"}))
     config = {"format": FORMAT, "architecture": type(model).__name__, "config": _config_of(model, arch)}
     config |= {"norms": _changed_norms(model, arch)} | (UNREADABLE if arch.hugging_face else {})
+    if any(isinstance(module, ScaledEmbedding) for module in model.modules()):
+        config["embedding"] = SCALED
     write_json(folder / "config.json", config)
 
 
@@ -72,6 +79,8 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
     if not isinstance(model, kind):
         raise UserError(f"{folder} holds a {type(model).__name__}, and a {kind.__name__} is needed here")
     _change_norms(model, config["norms"], state, source)
+    if config.get("embedding") == SCALED and isinstance(model, Decoder):
+        scale_embedding(model)
     _load_weights(model, state, folder / "model.safetensors")
     if config["norms"]:
         guard_saving(model)
@@ -141,7 +150,8 @@ def blank(kind: type[M], config: Any) -> M:
 
 def _changed_norms(model: nn.Module, arch: Architecture) -> dict[str, str]:
     """Norm -> what stands in its place, for every norm that is not plain."""
-    kinds: dict[Any, str] = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT}
+    kinds: dict[Any, str] = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT, Tempered: TEMPERED}
+    kinds |= {rival: word for word, rival in RIVALS.items()}
     if fake := loaded("tapernorm.fakenorms", "FakeLayerNorm"):
         kinds[fake] = FAKE
     norms = {name: model.get_submodule(name) for name in arch.norms(model)}
@@ -153,11 +163,15 @@ def _change_norms(model: nn.Module, norms: dict[str, str], state: dict[str, Tens
     arch = architecture_of(model)
     known = arch.norms(model)
     for name, word in norms.items():
-        if name not in known or word not in (TAPERED, FIXED, ABSENT, FAKE):
+        if name not in known or word not in WORDS:
             raise UserError(f"{source} has {name!r} as {word!r}: it is damaged, run the job that wrote it again")
     tapered = [name for name, word in norms.items() if word == TAPERED]
     if tapered:
         attach(model, final=arch.final in tapered, sites=[name for name in tapered if name != arch.final])
+    for name in tapered:
+        norm = model.get_submodule(name)
+        if isinstance(norm, TaperNorm) and f"{name}.c" in state and state[f"{name}.c"].ndim:  # a constant per feature
+            make_featurewise(norm)
     _restore_fakes(model, [name for name, word in norms.items() if word == FAKE], state, source)
     for name, word in norms.items():
         norm = model.get_submodule(name)
@@ -169,6 +183,10 @@ def _change_norms(model: nn.Module, norms: dict[str, str], state: dict[str, Tens
             model.set_submodule(name, nn.Identity())
             for consumer in arch.consumers(name) if bias else ():  # the norm's bias went into the maps behind it
                 give_bias(model.get_submodule(consumer))
+        elif word == TEMPERED:
+            temper(norm)
+        elif word in RIVALS:
+            model.set_submodule(name, RIVALS[word](len(norm.get_parameter("weight"))))
 
 
 def _restore_fakes(model: nn.Module, names: list[str], state: dict[str, Tensor], source: str) -> None:

@@ -31,6 +31,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "fused": {"color": _COLORS[0], "marker": "o", "markersize": 3.2},
     "identity": {"color": "#8C8C8C", "marker": "_", "markersize": 7},
 }
+# When a taper starts, early to late.
+STARTS: tuple[dict[str, Any], ...] = tuple(
+    {"color": _COLORS[color], "marker": marker, "markersize": 3.2, "linestyle": dashes, "capsize": 1.8}
+    for color, marker, dashes in ((0, "o", "-"), (1, "s", (0, (5, 1.2))), (2, "D", (0, (1.2, 1))), (4, "^", "-."))
+)
 HELD_OUT: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3.2, "markerfacecolor": "#FFFFFF"}
 GATE = {"color": "#595959", "linewidth": 0.9}
 BAND_ALPHA = 0.18

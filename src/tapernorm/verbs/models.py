@@ -56,7 +56,8 @@ def add(verbs: Verbs) -> None:
     device(made)
 
     made = verbs.add(bench, "time decoding with and without norms", configured=True)
-    made.add_argument("name", choices=("decode", "last_token"), help="with a KV cache, or one forward of the prompt")
+    kinds = "with a KV cache; the same with DyT and Derf beside it; or one forward of the prompt"
+    made.add_argument("name", choices=("decode", "rivals", "last_token"), help=kinds)
     folders(made, model="run folder of a tapered model")
     made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file for the raw samples")
     device(made)
@@ -205,7 +206,8 @@ def bench(arguments: argparse.Namespace) -> None:
     result = arguments.model / "result.json"
     if not result.is_file():
         raise UserError(f"{arguments.model} holds no result.json: give the run folder of a tapered model")
-    variant = read_json(result)["job"]["variant"]
+    trained = read_json(result)["job"]
+    variant = trained.get("pretrain", trained)["variant"]  # of an arm of a study, that of its pre-training
     with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # nobody beside it
         device = pick_device(arguments.device)
         write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))

@@ -1,6 +1,7 @@
 """Verbs for a model of one's own: taper, export."""
 
 import argparse
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -13,16 +14,30 @@ _SOURCES = get_args(DataConfig.model_fields["source"].annotation)
 _DATA = f"a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(name for name in _SOURCES if name != 'text')}"
 _DTYPES = ("float32", "bfloat16", "float16")
 _FORMS = ("stock", "normfree")
+_PRECISIONS = ("float32", "bf16")
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     made = verbs.add(taper, "taper a transformers model, fold it, score it before and after, and export it")
-    made.add_argument("--model", required=True, metavar="PATH_OR_ID", help="folder or hub name; never remote code")
+    made.add_argument("--model", required=True, metavar="PATH_OR_ID", help="folder, .gguf or hub id; never remote code")
     made.add_argument("--data", required=True, nargs="+", metavar="TEXT", help=f"text to train on: {_DATA}")
     made.add_argument("--steps", type=_steps, required=True, metavar="N", help="optimizer steps, at least 10")
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder; the export is its export/")
     made.add_argument("--final", action="store_true", help="taper the final norm too (All-Taper)")
+    made.add_argument(
+        "--sites", nargs="+", metavar="PATTERN", help="taper only the internal norms of these names; default: all"
+    )
+    made.add_argument(
+        "--level",
+        dest="level_weight",
+        type=_weight,
+        default=0.0,
+        metavar="X",
+        help="weight of a loss that levels token scales at every norm, for massive activations; 0.2 is a start",
+    )
+    made.add_argument("--keep-norms", action="store_true", help="a control: the same training, every norm kept")
+    made.add_argument("--precision", choices=_PRECISIONS, help="bf16: autocast; default: bf16 on a GPU")
     made.add_argument("--form", choices=_FORMS, help="of the export; default: stock where the model has it")
     made.add_argument(
         "--score", nargs="+", default=[], metavar="NAME=TEXT", help="more text to score, never trained on"
@@ -63,9 +78,11 @@ def taper(arguments: argparse.Namespace) -> None:
     from ..request import Request
 
     names = ("model", "steps", "out", "final", "field", "valid_fraction", "lr", "batch", "context", "micro_batch")
+    names += ("level_weight", "keep_norms", "precision")
     chosen: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "seed", "form", "device", "threads")}
+    chosen["sites"] = tuple(arguments.sites) if arguments.sites else None
     request = Request(data=tuple(arguments.data), scored=tuple(map(_named, arguments.score)), **chosen)
-    _quiet()
+    quiet()
     if arguments.dry_run:
         print(outline(request))
         return
@@ -74,7 +91,7 @@ def taper(arguments: argparse.Namespace) -> None:
     for corpus, forms in scores.items():
         before, after = (_shown(forms[form]) for form in ("before", "after"))
         print(f"{corpus}: before {before}; after {after}")
-    print(f"exported to {arguments.out / 'export'}")
+    print("a control: nothing exported" if arguments.keep_norms else f"exported to {arguments.out / 'export'}")
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -82,7 +99,7 @@ def export(arguments: argparse.Namespace) -> None:
     if (arguments.check is None) == (None in making) or (arguments.check and any(making)):
         raise UserError("give --model, --form and --out to export, or --check alone")
 
-    _quiet()
+    quiet()
     if arguments.check is not None:
         from ..export import check
 
@@ -98,7 +115,7 @@ def export(arguments: argparse.Namespace) -> None:
     print(f"exported to {arguments.out}")
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """The training bar is the only one to show."""
     if find_spec("transformers") is not None:  # a decoder of our own is exported without it
         from transformers.utils.logging import disable_progress_bar
@@ -124,4 +141,11 @@ def _steps(text: str) -> int:
     value = int(text)
     if value < 10:
         raise argparse.ArgumentTypeError(f"{value} steps are too few: a taper needs at least 10")
+    return value
+
+
+def _weight(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no weight: give 0 or more")
     return value

@@ -1,14 +1,16 @@
-"""Verbs that train: pretrain, base, finetune."""
+"""Verbs that train: pretrain, arm, base, finetune."""
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..config import Config
 from ..devices import device_slot
 from ..gpt2_settings import METHODS
 from ..jobs import BaseJob, FinetuneJob, PretrainJob
 from ..settings import VARIANTS, HardwareConfig
+from ..study_settings import ArmJob
 from .arguments import Verbs, cell_of, folders, hardware_of, job_of, training
 
 
@@ -17,6 +19,13 @@ def add(verbs: Verbs) -> None:
     made = verbs.add(pretrain, "train one model of the run, or resume it, and score it at g = 0", configured=True)
     made.add_argument("--variant", choices=VARIANTS, help="with --config: which variant")
     made.add_argument("--width", type=int, metavar="D", help="with --config: which d_model")
+    made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
+    folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
+    training(made)
+
+    made = verbs.add(arm, "train one model of a study's arm, or resume it, and score it at g = 0", configured=True)
+    made.add_argument("--stage", metavar="NAME", help="with --config: which stage of the study")
+    made.add_argument("--arm", metavar="NAME", help="with --config: which arm of the stage")
     made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
     folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
     training(made)
@@ -48,11 +57,30 @@ def pretrain(arguments: argparse.Namespace) -> None:
 
         return pretrain(job, arguments.tokens, arguments.out, hardware)
 
-    several = hardware.devices_per_job > 1
-    result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job if several else 0)
+    result = _on_devices(arguments, hardware, work, whole=_whole_gpus(hardware))
     if result is not None:
-        score = result["values"]
-        print(f"valid_ce {score['valid_ce']['value']:.4f} nats/token, {score['bits_per_byte']['value']:.4f} bits/byte")
+        print(_score(result))
+
+
+def arm(arguments: argparse.Namespace) -> None:
+    stage, name, seed = cell_of(arguments, "stage", "arm", "seed")
+
+    def cut(config: Config) -> ArmJob:
+        chosen = config.stage(stage)
+        return config.arm_job(chosen, chosen.arm(name), seed)
+
+    job = job_of(arguments, ArmJob, cut)
+    hardware = hardware_of(arguments)
+
+    def work() -> dict[str, Any]:
+        from ..study import run_arm
+
+        return run_arm(job, arguments.tokens, arguments.out, hardware)
+
+    result = _on_devices(arguments, hardware, work, whole=_whole_gpus(hardware))
+    if result is not None:
+        told = result.get("diverged")
+        print(f"diverged at step {told['step']}: {told['what']} is not finite" if told else _score(result))
 
 
 def base(arguments: argparse.Namespace) -> None:
@@ -87,6 +115,16 @@ def finetune(arguments: argparse.Namespace) -> None:
     result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job)
     if result is not None:
         print(f"valid_ce {result['values']['valid_ce']['value']:.4f} nats/token")
+
+
+def _whole_gpus(hardware: HardwareConfig) -> int:
+    """GPUs that a pre-training has for itself: none where it is one process, which shares its GPU."""
+    return hardware.devices_per_job if hardware.devices_per_job > 1 else 0
+
+
+def _score(result: dict[str, Any]) -> str:
+    score = result["values"]
+    return f"valid_ce {score['valid_ce']['value']:.4f} nats/token, {score['bits_per_byte']['value']:.4f} bits/byte"
 
 
 def _on_devices(

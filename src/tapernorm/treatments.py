@@ -1,0 +1,60 @@
+"""Beyond the paper: what the arms of a study change in a model and in its taper (`study_settings.Treatment`).
+
+model = Decoder(job.pretrain.model).initialize(...)
+prepare(model, job.treatment)
+taper = attach(model, job, validate)
+"""
+
+from collections.abc import Callable
+
+from .anchor import relative_target_loss
+from .evaluate import Evaluation
+from .featurewise import make_featurewise
+from .lossjump import ScoredTaper
+from .models.llama import Decoder
+from .norms import TaperNorm
+from .pretrain import attach_variant
+from .rivals import replace_norms, scale_embedding
+from .study_settings import ArmJob, Treatment
+from .temperature import temper
+
+
+def prepare(model: Decoder, treatment: Treatment | None) -> None:
+    """Change the modules of a fresh model, in place, before a taper is attached; None changes nothing.
+
+    The matrices stay those that the model was initialised with: arms of one seed start from the same ones.
+
+    Raises:
+        UserError: two changes do not go together.
+    """
+    if treatment is None:
+        return
+    if (rival := treatment.norm) is not None:
+        replace_norms(model, rival.kind, alpha=rival.alpha_init, attention_alpha=rival.attention_alpha_init)
+        if rival.embedding_scale:
+            scale_embedding(model, rival.embedding_scale_init)
+    if treatment.temperature:
+        temper(model.model.norm)
+
+
+def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> ScoredTaper | None:
+    """Attach the taper of the arm, changed by its treatment; None for an arm that tapers nothing.
+
+    Args:
+        validate: scores the model as it stands; called twice, at the taper start (`ScoredTaper`).
+
+    Raises:
+        UserError: a norm to be tapered is no plain one.
+    """
+    treatment = job.treatment or Treatment.model_construct()
+    sites = () if treatment.sites == "final" else None
+    taper = attach_variant(model, job.pretrain, sites=sites)
+    if taper is None:
+        return None
+    if treatment.anchor == "relative":
+        taper.scale_loss = relative_target_loss
+    if treatment.calibration == "vector":
+        for norm in map(model.get_submodule, taper.swapped):
+            assert isinstance(norm, TaperNorm)
+            make_featurewise(norm)
+    return ScoredTaper.of(taper, validate)

@@ -1,0 +1,55 @@
+"""Verb of the second half of Table S2: oddities."""
+
+import argparse
+from pathlib import Path
+
+from ..devices import device_slot
+from ..errors import UserError
+from ..study_cells import StageJob, stage_job
+from .arguments import Verbs, cell_of, device, job_of, slots, threads
+
+
+def add(verbs: Verbs) -> None:
+    """Add it to the command line."""
+    made = verbs.add(
+        oddities, "try the models of a study's stage on odd inputs, or make the table of that", configured=True
+    )
+    made.add_argument("what", choices=("rows", "table"))
+    made.add_argument("--stage", metavar="NAME", help="with --config: which stage of the study")
+    made.add_argument("--results", type=Path, metavar="DIR", help="rows: results folder of the run, as results/cpu")
+    made.add_argument("--tokens", type=Path, metavar="DIR", help="rows: folder written by `tapernorm tokens`")
+    made.add_argument("--rows", type=Path, metavar="FILE", help="table: written by `tapernorm oddities rows`")
+    made.add_argument(
+        "--bench", type=Path, metavar="FILE", help="table: written by `tapernorm bench rivals`, if at all"
+    )
+    device(made)
+    slots(made)
+    threads(made)
+    made.add_argument("--out", type=Path, required=True, metavar="PATH", help="rows: CSV file; else the folder")
+
+
+def oddities(arguments: argparse.Namespace) -> None:
+    (name,) = cell_of(arguments, "stage")
+    job = job_of(arguments, StageJob, lambda config: stage_job(config, name))
+    needed = {"rows": ("results", "tokens"), "table": ("rows",)}[arguments.what]
+    for option in needed:
+        if getattr(arguments, option) is None:
+            raise UserError(f"oddities {arguments.what} is made from --{option}: name it")
+    from ..report import oddities_table
+
+    if arguments.what == "rows":
+        with device_slot(arguments.device, arguments.jobs_per_gpu):
+            from ..study_oddities import stage_oddities
+
+            rows = stage_oddities(
+                job, arguments.results, arguments.tokens, device=arguments.device, threads=arguments.threads
+            )
+        oddities_table.write(rows, arguments.out)
+        return
+    from ..report import decode_rows, html, table
+
+    rows = oddities_table.read(arguments.rows, job)
+    bench = None if arguments.bench is None else decode_rows.read(arguments.bench, kind=decode_rows.RIVALS)
+    made = oddities_table.oddities_table(rows, bench, job)
+    table.write(made, arguments.out)
+    html.write(made, arguments.out)

@@ -1,0 +1,50 @@
+"""Verbs that show what tapers of one's own came to: spread, outcome."""
+
+import argparse
+from pathlib import Path
+
+from .arguments import Verbs, device, folders, named_folders, positive, threads
+
+_TOKENS = 8192
+
+
+def add(verbs: Verbs) -> None:
+    """Add these verbs to the command line."""
+    made = verbs.add(spread, "measure the per-token scale at every norm of a finished taper, before and after")
+    folders(made, model="run folder of `tapernorm taper`, where spread.json is written")
+    made.add_argument("--tokens", type=positive, default=_TOKENS, metavar="N", help=f"held-out; default {_TOKENS}")
+    device(made)
+    threads(made)
+
+    made = verbs.add(outcome, "write tables of scores and norms, and figures of the scales, of finished tapers")
+    made.add_argument("--runs", nargs="+", required=True, metavar="NAME=DIR", help="measured by `tapernorm spread`")
+    made.add_argument("--run", required=True, metavar="NAME", help="what they are called together")
+    made.add_argument("--caption", default="", metavar="TEXT", help="a sentence for each table and figure")
+    folders(made, tables="folder for scores and norms_NAME, as .csv, .md and .tex")
+    folders(made, figures="folder for figure_spread_NAME, as .pdf, .png and .csv")
+
+
+def spread(arguments: argparse.Namespace) -> None:
+    from ..devices import device_slot
+    from ..runlock import run_lock
+    from ..spreadfile import spread_run
+    from .recipes import quiet
+
+    quiet()
+    out = arguments.model / "spread.json"
+    with device_slot(arguments.device, 1), run_lock(arguments.model):
+        spread_run(arguments.model, out, tokens=arguments.tokens, device=arguments.device, threads=arguments.threads)
+    print(f"measured in {out}")
+
+
+def outcome(arguments: argparse.Namespace) -> None:
+    from ..report import figures, own_tables, spread_figure, spread_rows, table
+
+    runs: dict[str, Path] = named_folders(arguments.runs, "--runs")
+    shared = {"name": arguments.run, "caption": arguments.caption}
+    table.write(own_tables.scores_table(runs, **shared), arguments.tables)
+    for label, run in runs.items():
+        table.write(own_tables.norms_table(label, run, **shared), arguments.tables)
+        rows = spread_rows.read(run / "spread.json")
+        drawing, frame = spread_figure.figure_spread(rows, run=f"{arguments.run}, {label}", caption=arguments.caption)
+        figures.save(drawing, frame, arguments.figures / f"figure_spread_{label}")

@@ -1,0 +1,95 @@
+"""Verbs of Table S3: robustness, trials."""
+
+import argparse
+from pathlib import Path
+
+from ..config import Config
+from ..devices import device_slot
+from ..errors import UserError
+from ..jobs import ReportJob
+from ..robustness_settings import RobustnessJob
+from .arguments import Verbs, cell_of, device, folders, job_of, named_folders, positive, slots, threads
+
+
+def add(verbs: Verbs) -> None:
+    """Add these verbs to the command line."""
+    made = verbs.add(robustness, "score finished models on odd inputs beside their Baseline", configured=True)
+    made.add_argument("--width", type=positive, metavar="D", help="with --config: d_model of the models")
+    made.add_argument("--seed", type=int, metavar="S", help="with --config: seed of the models")
+    made.add_argument(
+        "--models",
+        nargs="+",
+        required=True,
+        metavar="NAME=DIR",
+        help="run folder of each of its variants, or its folder that `tapernorm fold` wrote; one is the baseline",
+    )
+    folders(made, tokens="folder written by `tapernorm tokens`: what they were trained on")
+    folders(made, tokenizer="folder written by `tapernorm tokenizer`")
+    made.add_argument(
+        "--texts",
+        nargs="*",
+        default=[],
+        metavar="NAME=DIR",
+        help="folders written by `tapernorm blocks`, rows of one token more than the context: robustness.texts",
+    )
+    made.add_argument("--batch", type=positive, default=16, metavar="N", help="rows per forward pass")
+    device(made)
+    slots(made)
+    threads(made)
+    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file for the scores")
+
+    made = verbs.add(trials, "gather scores on odd inputs into rows, or make tables or figure of them", configured=True)
+    made.add_argument("what", choices=("rows", "table", "figure"))
+    made.add_argument("scores", nargs="*", type=Path, metavar="FILE", help="rows: written by `tapernorm robustness`")
+    made.add_argument("--rows", type=Path, metavar="DIR", help="table, figure: written by `tapernorm trials rows`")
+    folders(made, out="folder for the rows, tables or figure")
+
+
+def robustness(arguments: argparse.Namespace) -> None:
+    width, seed = cell_of(arguments, "width", "seed")
+    job = job_of(arguments, RobustnessJob, lambda config: config.robustness_job(width, seed))
+    with device_slot(arguments.device, arguments.jobs_per_gpu):
+        from ..robustness import score_models
+
+        result = score_models(
+            job,
+            named_folders(arguments.models, "--models"),
+            arguments.tokens,
+            arguments.tokenizer,
+            named_folders(arguments.texts, "--texts"),
+            arguments.out,
+            device=arguments.device,
+            threads=arguments.threads,
+            batch=arguments.batch,
+        )
+    for row in result["scores"]:
+        mean, most = ("not finite" if (x := row["rows"][name]) is None else f"{x:.4f}" for name in ("mean", "max"))
+        beside = row["beside_baseline"]
+        told = "" if beside is None else f", {beside['blown']} rows blown up"
+        print(f"{row['model']}, {row['trial']}, {row['part']}: mean {mean}, worst row {most}{told}")
+
+
+def trials(arguments: argparse.Namespace) -> None:
+    job = job_of(arguments, ReportJob, Config.report_job)
+    needed, other = ("scores", "rows") if arguments.what == "rows" else ("rows", "scores")
+    if not getattr(arguments, needed) or getattr(arguments, other):
+        names = {"scores": "files of `tapernorm robustness`", "rows": "--rows"}
+        raise UserError(f"trials {arguments.what} is made from {names[needed]}, and not from {names[other]}")
+    from ..report import robustness_rows
+
+    if arguments.what == "rows":
+        robustness_rows.write(robustness_rows.collect(arguments.scores, run=job.run), arguments.out)
+        return
+    rows = robustness_rows.read(arguments.rows, run=job.run)
+    if arguments.what == "table":
+        from ..report import html, robustness_table, table
+
+        for make in (robustness_table.table_s3, robustness_table.table_s3x):
+            made = make(rows, run=job.run, caption=job.caption)
+            table.write(made, arguments.out)
+            html.write(made, arguments.out)
+    else:
+        from ..report import figures, robustness_figure
+
+        drawing, frame = robustness_figure.figure_s3(rows, run=job.run, caption=job.caption)
+        figures.save(drawing, frame, arguments.out / "figure_S3")

@@ -1,0 +1,114 @@
+"""Tables of finished tapers against the run folders that they are made from."""
+
+import csv
+import math
+
+import pytest
+from test_spread_figure import NORMS, document
+
+from tapernorm.errors import UserError
+from tapernorm.files import write_json
+from tapernorm.report import own_tables, spread_rows, table
+
+SHARED = {"name": "tiny", "caption": "A trial."}
+GONE = [name for name in NORMS if name not in ("model.layers.1.a", "model.norm")]
+
+
+def statistics(mean):
+    ways = ("mean", "median", "trimmed_mean", "p99_9", "max")
+    rows = {name: None if mean is None else mean + i for i, name in enumerate(ways)} | {"nonfinite": 0}
+    return {"rows": rows, "tokens": {"median": 0.5, "p99_9": 9.0}, "bits_per_byte": mean and mean / 2}
+
+
+def write_run(folder, *, after, before=2.0, steps=300):
+    """The files of a finished taper that tables are made from."""
+    result = {
+        "schema_version": 1,
+        "kind": "finetune",
+        "job": {
+            "steps": steps,
+            "batch": 4,
+            "context": 128,
+            "lr": 6e-4,
+            "aux_weight": 0.1,
+            "level_weight": 0.2,
+            "seed": 1,
+            "taper": {"start": 30, "end": 210},
+            "train": {"precision": "float32"},
+        },
+        "values": {"train_time_s": {"value": 5400.0, "unit": "s"}},
+        "base": {"source": "models/base.gguf", "digest": "0123abcd", "data": "stories, sha256 01"},
+        "norms": {name: {"c": 1.0} for name in GONE},
+        "provenance": {
+            "commit": "c0ffee",
+            "device": "cpu",
+            "packages": {"torch": "2.13.0", "transformers": "5.24.0"},
+        },
+    }
+    write_json(folder / "result.json", result)
+    corpora = {"held-out": {"before": statistics(before), "after": statistics(after)}}
+    write_json(folder / "scores.json", {"schema_version": 1, "kind": "scores", "corpora": corpora})
+    write_json(folder / "spread.json", document())
+    return folder
+
+
+def cells(made):
+    headers = [f"{c.group}: {c.header}" if c.group else c.header for c in made.columns]
+    return [dict(zip(headers, row, strict=True)) for row in made.rows]
+
+
+def test_scores_hold_the_base_model_once_and_every_run(tmp_path):
+    runs = {"all": write_run(tmp_path / "all", after=3.0), "fewer": write_run(tmp_path / "fewer", after=2.5, steps=20)}
+    made = own_tables.scores_table(runs, **SHARED)
+    base, every, fewer = cells(made)
+    assert (base["model"], base["norms gone"], base["bits/byte"]) == ("base model", "0 of 7", "1.0000")
+    assert (every["model"], every["norms gone"], every["over rows: mean"]) == ("all", "5 of 7", "3.0000")
+    assert (fewer["over rows: p99.9"], fewer["over rows: worst"]) == ("5.50", "6.50")
+    assert "; stories, sha256 01; 20 steps of 4 rows of 128 tokens" in made.notes[2]
+    gone = "model.layers.{0,2}.a, model.layers.{0-2}.b"
+    assert made.notes[2].startswith(f"fewer: base base.gguf (digest 0123abcd); gone {gone};")
+    assert "scale loss 0.1, level loss 0.2, gate 30–210, float32, seed 1;" in made.notes[1]
+    assert "90.0 min of training on cpu; code c0ffee, PyTorch 2.13.0, transformers 5.24.0." in made.notes[1]
+
+
+def test_runs_of_other_base_models_show_both(tmp_path):
+    runs = {"one": write_run(tmp_path / "one", after=3.0), "two": write_run(tmp_path / "two", after=3.0, before=2.2)}
+    shown = [(row["model"], row["over rows: mean"]) for row in cells(own_tables.scores_table(runs, **SHARED))]
+    assert shown == [("base model", "2.0000"), ("one", "3.0000"), ("base model", "2.2000"), ("two", "3.0000")]
+
+
+def test_a_mean_that_is_not_finite_is_said_and_a_huge_one_is_short(tmp_path):
+    runs = {"lost": write_run(tmp_path / "lost", after=None), "huge": write_run(tmp_path / "huge", after=123456.0)}
+    _, lost, huge = cells(own_tables.scores_table(runs, **SHARED))
+    assert lost["bits/byte"] == lost["over rows: mean"] == "not finite"
+    assert huge["over rows: mean"] == "1.2e+05"
+    table.write(own_tables.scores_table(runs, **SHARED), tmp_path)
+    with open(tmp_path / "scores.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["row_mean"] for row in rows] == ["2.0", "", "123456.0"]
+
+
+def test_norms_are_shown_in_their_order_with_multiples_of_the_median(tmp_path):
+    run = write_run(tmp_path, after=3.0)
+    made = own_tables.norms_table("all", run, **SHARED)
+    assert made.name == "norms_all"
+    shown = cells(made)
+    rows = spread_rows.read(run / "spread.json").to_dict("records")
+    assert [row["norm"] for row in shown] == NORMS
+    assert [row["becomes"] for row in shown] == ["linear" if name in GONE else "kept" for name in NORMS]
+    for line, before, after in zip(shown, rows[::2], rows[1::2], strict=True):
+        for form, source in (("before", before), ("after", after)):
+            assert float(line[f"{form}: median"]) == pytest.approx(source["median"], rel=6e-3)
+            for header, key in (("p99.9", "p99_9"), ("largest", "largest"), ("position 0", "first")):
+                times = float(line[f"{form}: {header}"].rstrip("×"))
+                assert times == pytest.approx(source[key] / source["median"], rel=6e-3)
+            assert line[f"{form}: its token"] == repr(source["piece"])
+        assert line["1/c"] == ("—" if math.isnan(before["constant"]) else f"{before['constant']:.3g}")
+    assert len(made.records) == 2 * len(NORMS)
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path):
+    run = write_run(tmp_path, after=3.0)
+    write_json(run / "spread.json", {**document(), "kind": "fold"})
+    with pytest.raises(UserError, match="kind is 'fold' and this version reads 'spread'"):
+        own_tables.norms_table("all", run, **SHARED)

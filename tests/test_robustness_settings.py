@@ -1,0 +1,73 @@
+"""What the settings of Table S3 may be, alone and with the models that they are for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from odd_models import job
+from pydantic import ValidationError
+
+from tapernorm.configfile import ConfigError, load_config
+from tapernorm.errors import UserError
+from tapernorm.identity import canonical_json
+from tapernorm.jobs import BlocksJob
+from tapernorm.robustness_settings import RobustnessJob
+
+ROOT = Path(__file__).parents[1]
+TEST = ROOT / "config" / "test.yaml"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"lengths": [28, 20]}, "not in ascending order: sort them"),
+        ({"lengths": [20, 20]}, "robustness.lengths: 20 given twice"),
+        ({"lengths": []}, "robustness.lengths: at least one is needed"),
+        ({"lengths": [16, 20]}, "must all exceed the training context of 16"),
+        ({"repeat": 13}, "leaves no text after it in a context of 16: lower it to at most 12"),
+        ({"repeat": 1}, "greater than or equal to 2"),
+        ({"position_bin": 8}, r"position_bin \(8\) does not divide 20, 28"),
+        ({"models": {"all": "All-Taper"}}, "the models are all, and none is the baseline"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_rule(changes, complaint):
+    with pytest.raises(ValidationError, match=complaint):
+        job(**changes)
+
+
+def test_a_text_is_not_named_as_another_trial():
+    raw = job().robustness.model_dump(mode="json")
+    raw["texts"][0]["name"] = "rare"
+    with pytest.raises(ValidationError, match="rare given twice"):
+        job(texts=raw["texts"])
+
+
+def test_the_job_survives_its_json_and_puts_the_repeats_at_a_quarter():
+    assert RobustnessJob.model_validate_json(canonical_json(job())) == job()
+    assert job().place == 4
+    assert job(repeat=12).place + 12 == 16  # the last target behind them is the row's last
+
+
+def test_rows_of_a_text_have_a_token_more_than_the_context():
+    odd = job().robustness
+    assert odd.blocks_job(16) == BlocksJob(context=17, block_documents=None, max_rows=1000)
+    assert odd.corpus_job("code").data == odd.texts[0].data
+
+
+def test_a_config_tries_the_widths_that_have_a_baseline():
+    config = load_config(TEST, ["seeds=[1, 2]"])
+    assert config.robustness_cells() == [(24, 1), (24, 2), (16, 1), (16, 2)]
+    assert list(config.robustness_job(24, 2).models) == ["baseline", "internal", "internal_aux", "all", "all_aux"]
+    widths = [width.model_dump(mode="json") for width in config.widths]
+    widths[1]["variants"] = ["all_aux"]
+    alone = load_config(TEST, [f"widths={json.dumps(widths)}", "study=null"])
+    assert alone.robustness_cells() == [(16, 1), (16, 2)]
+
+
+def test_a_config_whose_rows_cannot_be_made_is_refused_and_one_without_them_has_no_job():
+    with pytest.raises(ConfigError, match=r"must all exceed the training context of 32"):
+        load_config(TEST, ["robustness.lengths=[32, 64]"])
+    config = load_config(TEST, ["robustness=null"])
+    assert config.robustness_cells() == []
+    with pytest.raises(UserError, match="its `robustness` is null"):
+        config.robustness_job(24, 1)

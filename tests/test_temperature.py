@@ -1,0 +1,113 @@
+"""The temperature control: exp(<x, w>) x, bitwise the Baseline at w = 0, blind to the scale of h, saved and decoded."""
+
+import builders
+import numpy as np
+import pytest
+import torch
+from builders import NORMS, array, close, decoder, normal, snapshot, tokens
+
+from tapernorm.decode import decode_step, prefill
+from tapernorm.errors import UserError
+from tapernorm.folding import fold
+from tapernorm.models.cache import KVCache
+from tapernorm.models.llama import Decoder
+from tapernorm.models.packed import PackedDecoder
+from tapernorm.models.store import load, save
+from tapernorm.norms import is_norm
+from tapernorm.radial import radial_share
+from tapernorm.taper import attach
+from tapernorm.temperature import Tempered, temper
+
+every_norm = pytest.mark.parametrize("norm", NORMS)
+
+
+def tempered(*, dtype=torch.float64, **options) -> Decoder:
+    model = decoder(dtype=dtype, **options)
+    norm = temper(model.model.norm)
+    with torch.no_grad():
+        norm.temperature.copy_(0.2 * normal(12, seed=9))
+    return model
+
+
+def by_hand(norm, h):
+    x = builders.reference_norm(norm, h)
+    return x * np.exp(np.sum(x * array(norm.temperature), axis=-1, keepdims=True))
+
+
+@every_norm
+def test_agrees_with_the_formula(norm):
+    module, h = tempered(norm=norm).model.norm, 3 * normal(2, 5, 12)
+    assert close(module(h), by_hand(module, array(h)))
+    untempered = builders.reference_norm(module, array(h))
+    assert not close(module(h), untempered, 1e-2)
+    wrong = untempered * np.exp(np.sum(array(h) * array(module.temperature), axis=-1, keepdims=True))
+    assert not close(module(h), wrong, 1e-2)  # read off the stream, it would see its scale
+
+
+@every_norm
+def test_at_the_start_the_model_is_bitwise_the_baseline(norm):
+    model = decoder(norm=norm, dtype=torch.float32)
+    expected = model(tokens())
+    temper(model.model.norm)
+    assert torch.equal(model(tokens()), expected)
+    model(tokens()).square().sum().backward()
+    assert model.model.norm.temperature.grad.abs().min() > 0  # but it learns from the first step on
+
+
+@every_norm
+def test_it_cannot_see_the_scale_of_the_stream(norm):
+    """Prop. 4.1 holds on, unlike where the final norm is tapered."""
+    model = tempered(norm=norm, norm_eps=1e-12)
+    inputs, targets = tokens()[:, :-1], tokens()[:, 1:]
+    assert radial_share(model, inputs, targets) < 1e-9
+    final_only, _ = builders.calibrated(0.0, model_options={"norm": norm, "norm_eps": 1e-12}, final=True, sites=())
+    assert radial_share(final_only, inputs, targets) > 1e-2
+
+
+def test_its_logits_are_the_baselines_times_a_number_per_token():
+    model = tempered()
+    plain = decoder()
+    ratio = model(tokens()) / plain(tokens())  # (B, T, V)
+    assert close(ratio, ratio[..., :1].expand_as(ratio), 1e-9)
+    assert ratio[..., 0].std() > 0.05
+
+
+@every_norm
+def test_a_saved_model_comes_back_bitwise(tmp_path, norm):
+    model = tempered(dtype=torch.float32, norm=norm, tie_head=True)
+    save(model, tmp_path)
+    again = load(tmp_path, Decoder)
+    assert isinstance(again.model.norm, Tempered)
+    assert snapshot(again.state_dict()) == snapshot(model.state_dict())
+    assert torch.equal(again(tokens()), model(tokens()))
+
+
+def test_cached_decoding_gives_the_logits_of_the_whole_text():
+    model = tempered().requires_grad_(False)
+    packed = PackedDecoder(model)
+    cache = KVCache.allocate(model.config, batch=4, capacity=7, dtype=torch.float64, device=torch.device("cpu"))
+    found = [prefill(packed, tokens()[:, :3], cache)]
+    found += [decode_step(packed, tokens()[:, t], cache, t) for t in range(3, 7)]
+    assert close(torch.stack(found, dim=1), model(tokens())[:, 2:])
+
+
+def test_it_goes_with_a_taper_of_the_internal_norms(tmp_path):
+    model = tempered()
+    driver = attach(model, ema_rate=0.1)
+    builders.observe(model, driver, tokens())
+    driver.calibrate()
+    driver.set_gate(0.0)
+    folded, report = fold(model)
+    assert close(folded(tokens()), model(tokens()))
+    assert len(report.norms) == 4
+    save(model.float(), tmp_path)
+    assert torch.equal(load(tmp_path)(tokens()), model(tokens()))
+
+
+def test_a_tempered_norm_is_a_norm_and_none_to_taper():
+    model = tempered()
+    assert is_norm(model.model.norm)
+    with pytest.raises(UserError, match="cannot taper a TemperedRMSNorm"):
+        attach(model, final=True)
+    with pytest.raises(UserError, match="this one is a TemperedRMSNorm"):
+        temper(model.model.norm)
