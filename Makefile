@@ -28,11 +28,11 @@ report: $(READY)  ## compute what is missing of config/demo.yaml and show all of
 
 study: $(READY)  ## compute one stage of config/cpu.yaml, hours of it: make study STAGE=S1 (docs/study.md)
 	@if [ -z "$(STAGE)" ]; then echo "make: which stage? make study STAGE=S0, or one of config/cpu.yaml" >&2; exit 1; fi
-	$(BIN)/snakemake --cores all study_$(STAGE) --configfile config/cpu.yaml
+	$(BIN)/snakemake --cores all --keep-going study_$(STAGE) --configfile config/cpu.yaml
 
 study-figures: $(READY)  ## make the study's tables and figures anew from its committed rows, in seconds
 	$(BIN)/snakemake --cores all study_figures --configfile config/cpu.yaml \
-	    --forcerun stage_table stage_figure \
+	    --forcerun table figure stage_table stage_figure oddities_table \
 	    $(if $(wildcard results/cpu/tables/study_S3.csv),robustness_table robustness_figure)
 
 test: $(READY)  ## lint, type check, then the whole test suite
@@ -45,7 +45,7 @@ test: $(READY)  ## lint, type check, then the whole test suite
 bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
 	$(BIN)/python -m benchmarks --out results/bench/bench.json
 
-# What goes, and why these, is in docs/own-models.md. The control is the same training with every norm kept.
+# What goes, and why these, is in docs/smollm2.md. The control is the same training with every norm kept.
 SMOLLM2_RUN := --model $(SMOLLM2) --data web --valid-fraction 0.03 --steps 300 --batch 4 --context 128 \
     --micro-batch 4 --precision bf16 --lr 2e-4 --threads 2
 smollm2: $(READY) $(SMOLLM2)  ## taper eight norms of SmolLM2 and show their scales: an hour; goes on where it was stopped

@@ -275,6 +275,21 @@ def test_the_fixed_tokens_are_ones_that_the_model_holds_likely():
     assert ours < theirs - 1.0
 
 
+def test_fixed_tokens_that_the_model_has_no_finite_logits_after_are_left_out():
+    model = tiny("llama", dtype=torch.float32)
+    drawn = typical_tokens(model)
+    embedding = model.get_input_embeddings().weight
+    with torch.no_grad():
+        embedding[drawn[0, -1]] = torch.inf
+    kept = typical_tokens(model)
+    assert 0 < len(kept) < len(drawn)
+    assert not (kept == drawn[0, -1]).any()
+    with torch.no_grad():
+        embedding.fill_(torch.inf)
+    with pytest.raises(UserError, match="not finite after 1 tokens"):
+        typical_tokens(model)
+
+
 def test_weights_that_compute_something_else_fail_by_their_logits(exported):
     path = exported / "model.safetensors"
     state = load_file(path)
@@ -347,7 +362,11 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_earlier_export(tmp_path,
 # The card
 
 
-SCORE = {"rows": {"mean": 1.25, "trimmed_mean": 1.2, "max": 3.5}, "tokens": {"p99_9": 9.75}, "bits_per_byte": 0.875}
+SCORE = {
+    "rows": {"mean": 1.25, "trimmed_mean": 1.2, "max": 3.5, "nonfinite": 2},
+    "tokens": {"p99_9": 9.75},
+    "bits_per_byte": 0.875,
+}
 STORY = Story(
     base="someone/small",
     base_commit="0123abc",
@@ -379,7 +398,7 @@ def test_the_card_tells_what_it_is_and_where_it_comes_from(form, tmp_path):
         "tapered (5)",
     ):
         assert part in body
-    assert "| held-out | before | 0.8750 | 1.2500 | 1.2000 | 3.5000 | 9.7500 |" in body
+    assert "| held-out | before | 0.8750 | 1.2500 | 1.2000 | 3.5000 | 9.7500 | 2 |" in body
     assert "| held-out | after | 0.8750 | not finite |" in body
     assert ("eps lives in config.json" in body) == (form == "stock")
     assert ("from_pretrained" in body, "tapernorm.load" in body) == (form == "stock", form == "normfree")

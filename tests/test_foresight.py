@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from offline import offline
 from own_models import EOS, story, write_model, write_stories
 
 from tapernorm import foresight, spread
@@ -139,7 +140,8 @@ def test_what_is_not_here_is_said_and_nothing_is_fetched(home, tmp_path, monkeyp
         "2 rows of 16 are the least": {"data": (str(tmp_path / "short.txt"),)},
     }
     for reason, changes in cases.items():
-        shown = outline(request(home, **changes))
+        with offline():
+            shown = outline(request(home, **changes))
         (told,) = (line for line in shown.splitlines() if line.startswith("scales not measured: "))
         assert reason in told
         assert "4 norms go" in shown

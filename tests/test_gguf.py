@@ -132,6 +132,13 @@ def test_an_architecture_that_is_not_known_is_refused_with_those_that_are(tmp_pa
         skeleton(tmp_path / "model.gguf")
 
 
+def test_a_file_that_does_not_say_its_architecture_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", made(), say=lambda writer: writer.kv_data[0].pop("general.architecture"))
+    for read in (skeleton, load_pretrained, licence_of):
+        with pytest.raises(UserError, match=r"model\.gguf has no `general\.architecture` in its metadata"):
+            read(path)
+
+
 @pytest.mark.parametrize("kept", [3, 10, 200, 1000, -1])
 def test_a_file_that_is_cut_anywhere_is_refused(kept, tmp_path):
     path = write_gguf(tmp_path / "model.gguf", made())

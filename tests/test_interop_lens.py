@@ -1,5 +1,6 @@
 """TransformerLens on folded models, against the models themselves under PyTorch's own hooks; and the page on it."""
 
+import contextlib
 import copy
 import re
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 import builders
 import pytest
 import torch
+from offline import offline
 from own_models import BOS, tokenizer
 from test_docs import blocks
 from tiny_models import CASES, gated, tiny
@@ -39,12 +41,21 @@ GROUPED_PHI = "phi"  # their weight processing takes its key-value heads to be a
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a bridge must not reach for the network")
+def no_network():
+    with offline():
+        yield
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+def connect(host, port):
+    with socket.socket() as made:
+        made.connect((host, port))
+
+
+@pytest.mark.parametrize("reach", [connect, lambda *where: socket.getaddrinfo(*where)])
+def test_an_attempt_to_reach_the_network_is_found_though_it_is_swallowed(reach):
+    found = pytest.raises(AssertionError, match=r"reached for the network: .*192\.0\.2\.1")
+    with found, offline(), contextlib.suppress(OSError):
+        reach("192.0.2.1", 443)
 
 
 def folded_model(name, way="all", **overrides):
@@ -123,8 +134,11 @@ def test_our_decoder_is_bridged_as_a_llama(norm, way):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_dtypes_stay_what_they_are(dtype):
     folded = folded_model("llama").to(dtype)
+    rotary = folded.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.float()  # as transformers loads it
     lens = interop.transformer_lens(folded)
     assert {p.dtype for p in lens.parameters()} == {dtype}
+    assert {b.dtype for name, b in lens.named_buffers() if name.endswith(".inv_freq")} == {torch.float32}
     assert torch.equal(lens(builders.tokens()), logits_of(folded, builders.tokens()))
 
 
@@ -162,15 +176,23 @@ class Normalising(_lens.NormFreeBridge):
         return super().forward(h / h.square().mean(-1, keepdim=True).sqrt())
 
 
+class Off(_lens.NormFreeBridge):
+    def forward(self, h):
+        return 1.01 * super().forward(h)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", ["all", "unfused"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_bridge_that_normalises_again_is_refused_with_both_values(name, way, monkeypatch):
-    monkeypatch.setattr(_lens, "NormFreeBridge", Normalising)
+@pytest.mark.parametrize(("wrong", "far"), [(Normalising, 100), (Off, 5)])
+def test_a_bridge_that_is_another_function_is_refused_with_both_values(wrong, far, name, way, dtype, monkeypatch):
+    """One that normalises again, and one that is a hundredth off, which bfloat16 hides."""
+    monkeypatch.setattr(_lens, "NormFreeBridge", wrong)
     with pytest.raises(UserError, match="the bridge is not the model: its logits differ by") as caught:
-        interop.transformer_lens(folded_model(name, way).float())
+        interop.transformer_lens(folded_model(name, way).to(dtype))
     found = re.search(r"differ by (\S+), and rounding explains (\S+);", str(caught.value))
     difference, allowed = (float(word) for word in found.groups())
-    assert difference > 100 * allowed
+    assert difference > far * allowed
 
 
 # The hooks.

@@ -8,6 +8,7 @@ from builders import decoder, snapshot, tokens
 from mixed import close_gate
 from tiny_models import tiny
 
+from tapernorm.norms import TaperNorm
 from tapernorm.overflow import GROWN, find_overflow
 
 PLACES = ("model.embed_tokens", "model.layers.1.self_attn.v_proj", "model.layers.0.mlp.up_proj", "lm_head")
@@ -74,6 +75,29 @@ def test_the_same_token_passes_where_the_norms_still_work():
     assert find_overflow(model, torch.where(rows == MARKED, 3, rows)) is None
     taper.set_gate(1.0)
     assert find_overflow(model, rows) is None
+
+
+@pytest.mark.parametrize(("g", "times", "blamed"), [(0.37, 12.0, False), (0.37, 16.0, True), (0.0, 12.0, True)])
+def test_while_the_gate_is_open_the_norms_own_share_counts(g, times, blamed):
+    """c * s = 12 is too large, and 0.37 + 0.63 * 12 = 7.9 is not: at this gate the norm still does much of its work."""
+    model, taper, rows = outlying(1e3)
+    taper.set_gate(g)
+    first, *others = (module for module in model.modules() if isinstance(module, TaperNorm))
+    h = model.model.embed_tokens.weight[MARKED].detach()
+    s = (h.double().square().mean() + first.variance_epsilon).sqrt().item()
+    with torch.no_grad():
+        first.c.fill_(times / s)
+        first.gamma_t.copy_(first.weight)
+        for norm in others:
+            norm.c.fill_(1e-20)
+        model.lm_head.weight.fill_(math.inf)
+        lets_out = (first(h).norm() / (first.weight * h / s).norm()).item()
+    assert lets_out == pytest.approx(g + (1 - g) * times, rel=1e-5)
+    growth = find_overflow(model, rows).growth
+    assert (growth is not None) == blamed
+    if growth is not None:
+        assert (growth.norm, growth.position) == ("model.layers.0.input_layernorm", 5)
+        assert growth.factor == pytest.approx(lets_out, rel=1e-5)
 
 
 def test_a_token_that_no_norm_lets_grow_is_not_blamed():

@@ -4,10 +4,10 @@ import csv
 import math
 
 import pytest
-from test_spread_figure import NORMS, document
+from test_spread_figure import NORMS, WEIGHTS, document
 
 from tapernorm.errors import UserError
-from tapernorm.files import write_json
+from tapernorm.files import read_json, write_json
 from tapernorm.report import own_tables, spread_rows, table
 
 SHARED = {"name": "tiny", "caption": "A trial."}
@@ -47,8 +47,11 @@ def write_run(folder, *, after, before=2.0, steps=300):
     }
     write_json(folder / "result.json", result)
     corpora = {"held-out": {"before": statistics(before), "after": statistics(after)}}
-    write_json(folder / "scores.json", {"schema_version": 1, "kind": "scores", "corpora": corpora})
-    write_json(folder / "spread.json", document())
+    scales = document()
+    told = {"corpora": corpora, "provenance": scales["provenance"]}
+    write_json(folder / "scores.json", {"schema_version": 1, "kind": "scores", **told})
+    write_json(folder / "spread.json", scales)
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
     return folder
 
 
@@ -105,6 +108,15 @@ def test_norms_are_shown_in_their_order_with_multiples_of_the_median(tmp_path):
             assert line[f"{form}: its token"] == repr(source["piece"])
         assert line["1/c"] == ("—" if math.isnan(before["constant"]) else f"{before['constant']:.3g}")
     assert len(made.records) == 2 * len(NORMS)
+
+
+@pytest.mark.parametrize("name", ["scores.json", "spread.json"])
+def test_what_tells_of_the_weights_of_an_earlier_run_is_refused(tmp_path, name):
+    run = write_run(tmp_path, after=3.0)
+    own_tables.scores_table({"all": run}, **SHARED)
+    write_json(run / name, read_json(run / name) | {"provenance": {"weights_sha256": "of others"}})
+    with pytest.raises(UserError, match=rf"{name} tells of other weights than those in .*: run the job that wrote it"):
+        own_tables.scores_table({"all": run}, **SHARED)
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path):

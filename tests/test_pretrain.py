@@ -409,9 +409,12 @@ def test_removing_the_marker_lets_it_try_again(tokens: Path, tmp_path: Path, tra
     assert trained[len(before) :] == [1]  # from the state that was kept at the divergence
 
 
-@pytest.mark.parametrize(("evaluation", "step"), [(0, 5), (2, 11)])
+@pytest.mark.parametrize(
+    ("evaluation", "step", "then"),
+    [(0, 5, "stopped before another update"), (2, 11, "the last, and nothing is published")],
+)
 def test_a_validation_that_is_not_finite_stops_the_run(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluation: int, step: int
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluation: int, step: int, then: str
 ) -> None:
     """Weights may overflow in the very last update, which no training loss sees."""
     original = tapernorm.pretrain.evaluate
@@ -427,7 +430,7 @@ def test_a_validation_that_is_not_finite_stops_the_run(
         return original(model, *args, **options)
 
     monkeypatch.setattr(tapernorm.pretrain, "evaluate", poisoned)
-    with pytest.raises(Diverged, match=f"the validation cross-entropy is not finite at step {step}"):
+    with pytest.raises(Diverged, match=f"the validation cross-entropy is not finite at step {step}; {then}"):
         pretrain(SPARSE, tokens, tmp_path, HARDWARE)
     assert not (tmp_path / "result.json").exists()
     monkeypatch.setattr(tapernorm.pretrain, "evaluate", original)

@@ -22,14 +22,15 @@ from tapernorm.data.blocks import Blocks, batch_of
 from tapernorm.errors import UserError
 from tapernorm.files import read_json
 from tapernorm.folding import fold
-from tapernorm.jobs import FinetuneJob
+from tapernorm.jobs import FinetuneJob, OwnJob
 from tapernorm.models.store import load
 from tapernorm.outline import outline
 from tapernorm.pretrained import load_pretrained
 from tapernorm.recipe import taper_model
-from tapernorm.request import Request, job_of
+from tapernorm.request import Request, hardware_of, job_of
 from tapernorm.stopping import Stopped
 from tapernorm.train import Diverged, Trainer
+from tapernorm.training_run import fingerprint_of
 
 STEPS = 12
 
@@ -267,7 +268,8 @@ def test_a_rare_outlier_stops_the_run_at_its_step_and_names_norm_place_and_remed
     message = str(error.value)
     assert f"the cross-entropy is not finite at step {step}; stopped before another update" in message
     assert "after model.layers.0.input_layernorm let out the token at position " in message
-    assert f"is refused: {recipe.REMEDY}, or delete " in message
+    remedy = "take a lower --lr, --level 0.2, or --sites without the norms that --dry-run marks"
+    assert f"is refused: {remedy}, or delete " in message
     assert "train." not in message
     (kept,) = out.glob("resume/*/step-*.pt")
     assert kept.name.startswith(f"step-{step:08d}.")
@@ -287,13 +289,108 @@ def test_a_run_whose_norms_were_gone_by_then_leaves_a_model_that_exports(home, t
     ids = torch.where(tokens() == token, token + 1, tokens())
     assert close(logits_of(exported, ids), logits_of(last, ids), 1e-5)
     assert (tmp_path / "export/tokenizer.json").is_file()
+    card = (tmp_path / "export/README.md").read_text()
+    assert f"- base: {base}\n" in card
+    assert f"- data: {read_json(out / 'last-good/story.json')['base']['data']}\n- {step} optimizer steps" in card
+    assert "## What it lost\n\nNot measured.\n" in card
     assert not (exported.model.embed_tokens.weight == load_pretrained(base).model.embed_tokens.weight).all()
 
 
 def test_the_same_run_without_the_outlier_ends(home, tmp_path):
-    """The control of the two tests above."""
+    """The control of the two tests above; a last good model of an earlier run goes."""
+    (tmp_path / "run/last-good").mkdir(parents=True)
     scores = taper_model(request(home, tmp_path / "run", "llama"))
     assert math.isfinite(scores["held-out"]["after"]["rows"]["mean"])
+    assert not (tmp_path / "run/last-good").exists()
+
+
+def held_out_alone(home: Path, folder: Path) -> tuple[int, int]:
+    """A token that stands in the fewest held-out rows and in no batch, and how many rows it is that it spoils."""
+    asked = request(home, folder, "llama")
+    model = tiny("llama", vocab_size=own_models.VOCABULARY + SPARE)
+    job = job_of(asked, model)
+    blocks = owntext.prepare(asked, home / "llama", model, job.context)
+    train, valid = (blocks["held-out", split] for split in ("train", "valid"))
+    seen = {i for k in range(STEPS) for i in batch_of(train, seed=job.seed, step=k, batch=job.batch).flatten().tolist()}
+    inputs = valid.rows[:, :-1].to(torch.int64)
+    rows = {token: int((inputs == token).any(dim=1).sum()) for token in set(inputs.flatten().tolist()) - seen}
+    return min(rows.items(), key=lambda pair: (pair[1], pair[0]))
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_held_out_rows_that_overflow_in_the_end_are_told_and_cost_nothing_else(home, tmp_path, capsys, met):
+    token, rows = held_out_alone(home, tmp_path / "seen")
+    out = tmp_path / "run"
+    base = with_outlier(home, tmp_path / "model", token if met else own_models.VOCABULARY + 1)  # or one of no text
+    assert main([*words_of(home, out), "--model", str(base)]) == 0
+    shown = capsys.readouterr().out
+    assert (f"; after not finite in {rows} row" in shown) == met
+    assert f"exported to {out / 'export'}" in shown
+    result = read_json(out / "result.json")
+    assert (result["values"]["valid_ce"]["value"] is None) == met
+    assert result["values"]["valid_ce"]["unit"] == "nats/token"
+    scores = read_json(out / "scores.json")["corpora"]["held-out"]
+    assert [scores[form]["rows"]["nonfinite"] for form in ("before", "after")] == [0, rows if met else 0]
+    assert (scores["after"]["rows"]["mean"] is None) == met
+    (line,) = [x for x in (out / "export/README.md").read_text().splitlines() if x.startswith("| held-out | after |")]
+    assert ("| not finite | not finite |" in line, line.endswith(f" | {rows} |")) == (met, met)
+    assert close(logits_of(tapernorm.load(out / "export"), tokens()), logits_of(load(out), tokens()), 1e-5)
+
+
+def test_the_remedy_fits_the_job():
+    asked = {"model": "", "data": (), "steps": 300, "out": Path(), "device": "cpu"}
+    sites = "or --sites without the norms that --dry-run marks"
+    remedies = {
+        f"take a lower --lr, --level 0.2, {sites}": ({}, {"sites": ("*.0.*",)}),
+        f"take a lower --lr, a higher --level, {sites}": ({"level_weight": 0.2},),
+        "take a lower --lr": ({"keep_norms": True},),
+    }
+    for remedy, requests in remedies.items():
+        for more in requests:
+            assert recipe.remedy_of(job_of(Request(**asked, **more), tiny("llama"))) == remedy
+
+
+# Another run in the same folder
+
+
+def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    assert main(words_of(home, out)) == 0
+    assert main(["spread", "--model", str(out), "--tokens", "48", "--device", "cpu"]) == 0
+    (out / "last-good").mkdir()
+    told = ("export", "last-good", "scores.json", "spread.json")
+    assert all((out / name).exists() for name in told)
+
+    def killed(*_):
+        raise Stopped(signal.SIGKILL)
+
+    earlier = (out / "scores.json").read_bytes()
+    with monkeypatch.context() as patched:  # after the new run was published, and before it was scored
+        patched.setattr(recipe, "_scores", killed)
+        with pytest.raises(Stopped):
+            taper_model(request(home, out, seed=2))
+    assert not any((out / name).exists() for name in told)
+    (out / "scores.json").write_bytes(earlier)  # and if it had stayed, nothing would take it for the new run's
+    words = ["export", "--model", str(out), "--form", "normfree", "--out", str(tmp_path / "export")]
+    assert main(words) == 0
+    card = (tmp_path / "export/README.md").read_text()
+    assert "Not measured." in card
+    assert "| held-out |" not in card
+    words = ["outcome", "--runs", f"one={out}", "--run", "tiny", "--tables", str(tmp_path), "--figures", str(tmp_path)]
+    assert main(words) == 2
+    assert "scores.json tells of other weights than those in" in capsys.readouterr().err
+
+
+def test_a_control_takes_the_place_of_a_taper_and_of_its_export_alone(home, tmp_path):
+    out = tmp_path / "run"
+    taper_model(request(home, out))
+    assert (out / "export").is_dir()
+    taper_model(request(home, out, keep_norms=True))
+    assert not (out / "export").exists()
+    (out / "export").mkdir()
+    (out / "export/mine.txt").write_text("no export")
+    taper_model(request(home, out, keep_norms=True, seed=2))
+    assert (out / "export/mine.txt").is_file()
 
 
 # Norms of one's choice, and levelled scales
@@ -332,6 +429,18 @@ def test_a_levelled_run_that_was_cut_ends_as_one_that_was_not(home, tmp_path, mo
     monkeypatch.setattr(Trainer, "step", cut)
     with pytest.raises(Stopped):
         taper_model(request(home, tmp_path / "cut", **levelled))
+
+    started = []
+
+    def start(trainer, k):
+        started.append((trainer.plan.hardware.micro_batch, k))
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "step", start)
+    for rows in (1, 2):
+        with pytest.raises(Stopped):
+            taper_model(request(home, tmp_path / "cut", micro_batch=rows, **levelled))
+    assert started == [(1, 0), (2, 10)]  # other micro-batches are another run
     monkeypatch.setattr(Trainer, "step", stock)
     assert taper_model(request(home, tmp_path / "cut", **levelled)) == whole
 
@@ -373,6 +482,18 @@ def test_settings_are_those_of_the_paper_until_more_is_asked_for():
     assert dict(paper).items() <= dict(more).items()
     levelled = job_of(Request(**asked, level_weight=0.2), tiny("llama"))
     assert (levelled.level_weight, levelled.aux_weight) == (0.2, 0.0)  # one loss on the scales, not two
+
+
+def test_the_micro_batch_defines_a_levelled_run_and_no_other():
+    asked = {"model": "", "data": (), "steps": 300, "out": Path(), "device": "cpu", "batch": 6}
+    for more, counts in (({"level_weight": 0.2}, True), ({"sites": ("*.0.*",)}, False), ({}, False)):
+        requests = [Request(**asked, **more, micro_batch=rows) for rows in (2, 3, 9)]
+        jobs = [job_of(one, tiny("llama")) for one in requests]
+        assert [job.micro_batch for job in jobs] == ([2, 3, 6] if counts else [None] * 3)
+        assert len({fingerprint_of(job, {}) for job in jobs}) == (3 if counts else 1)
+        assert [hardware_of(one, tiny("llama")).micro_batch for one in requests] == [2, 3, 6]
+    with pytest.raises(ValueError, match="micro_batch=None do not go together"):
+        OwnJob(**{**dict(job_of(Request(**asked, level_weight=0.2), tiny("llama"))), "micro_batch": None})
 
 
 # Settings

@@ -192,3 +192,28 @@ def test_only_plain_norms_are_replaced():
     with pytest.raises(UserError, match=r"layers\.1\.input_layernorm is a TaperRMSNorm"):
         replace_norms(model, "dyt", alpha=0.5, attention_alpha=0.5)
     assert [type(module) for module in model.modules()] == before
+
+
+@every_kind
+def test_the_final_gain_alone_starts_where_it_is_told_to(kind):
+    model, published = decoder(), decoder()
+    replace_norms(model, kind, alpha=0.5, attention_alpha=0.8, final_gain=8.0)
+    replace_norms(published, kind, alpha=0.5, attention_alpha=0.8)
+    found, expected = dict(model.named_parameters()), dict(published.named_parameters())
+    different = {name for name, p in found.items() if not torch.equal(p, expected[name])}
+    assert different == {"model.norm.weight"}
+    assert torch.equal(found["model.norm.weight"], torch.full_like(expected["model.norm.weight"], 8.0))
+
+
+@every_kind
+def test_logits_are_bounded_by_the_final_gain_times_the_rows_of_the_head(kind):
+    """Why narrow models need another start than 1: the bound grows with gamma and with the width."""
+    largest = []
+    for gain in (1.0, 8.0):
+        model = decoder()
+        replace_norms(model, kind, alpha=50.0, attention_alpha=50.0, final_gain=gain)
+        bound = gain * array(model.lm_head.weight.abs().sum(-1))
+        logits = np.abs(array(model(tokens())))
+        assert np.all(logits <= bound + 1e-9)
+        largest.append(bound.max())
+    assert largest[1] == pytest.approx(8 * largest[0])

@@ -1,5 +1,7 @@
 """The figure of the scales against the rows that it draws."""
 
+from hashlib import sha256
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +13,7 @@ from tapernorm.report.spread_figure import figure_spread
 
 TEXT = {"run": "tiny", "caption": "A trial."}
 NORMS = [f"model.layers.{block}.{name}" for block in range(3) for name in ("a", "b")] + ["model.norm"]
+WEIGHTS = b"of a model"
 KEPT = ("model.layers.1.a", "model.norm")
 
 
@@ -39,11 +42,13 @@ def document(**after):
         "context": 128,
         "text": "stories, sha256 01",
         "norms": norms,
+        "provenance": {"weights_sha256": sha256(WEIGHTS).hexdigest()},
     }
 
 
 def rows_of(tmp_path, **after):
     write_json(tmp_path / "spread.json", document(**after))
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     return spread_rows.read(tmp_path / "spread.json")
 
 
@@ -96,6 +101,18 @@ def test_blocks_are_numbered_and_the_note_tells_text_norms_and_tokens(tmp_path):
     assert f"Largest tokens before, in multiples of the median: {told}" in note
     assert "∞" not in note
     assert note.endswith("A trial.")
+
+
+@pytest.mark.parametrize("piece", [" $x_1$", "$", "\\$"])
+def test_dollars_of_a_token_are_drawn_as_dollars_and_set_no_mathematics(tmp_path, piece):
+    rows = rows_of(tmp_path)
+    figure, _ = figure_spread(rows.assign(piece=piece), **TEXT)
+    note = figure._supxlabel
+    drawn, mathematics = note._preprocess_math(note.get_text())
+    assert not mathematics
+    assert f"Largest tokens before, in multiples of the median: {piece!r} at" in " ".join(drawn.split())
+    even = drawn.count("$") % 2 == 0
+    assert note._preprocess_math(drawn)[1] == (even and "\\$" not in drawn)  # the control: these would be
 
 
 def test_what_is_not_finite_is_marked_and_told(tmp_path):

@@ -88,6 +88,12 @@ def test_another_base_model_than_the_runs_is_refused(home, run, tmp_path, capsys
     assert "holds no result.json: give the run folder of a finished `tapernorm taper`" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_not_there_is_refused_and_not_made(tmp_path, capsys):
+    assert main(["spread", "--model", str(tmp_path / "typo"), "--device", "cpu"]) == 2
+    assert "holds no result.json" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
 def test_tables_and_figure_are_written_and_are_the_same_bytes_again(run, tmp_path):
     words = ["outcome", "--runs", f"all={run}", "--run", "tiny", "--caption", "A trial."]
     for name in ("one", "two"):
@@ -106,7 +112,7 @@ def test_tables_and_figure_are_written_and_are_the_same_bytes_again(run, tmp_pat
 
 
 def test_a_run_without_measured_scales_is_told_to_measure_them(run, tmp_path, capsys):
-    for name in ("result.json", "scores.json"):
+    for name in ("result.json", "scores.json", "model.safetensors"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     words = ["outcome", "--runs", f"all={tmp_path}", "--run", "tiny", "--tables", str(tmp_path), "--figures", "x"]
     assert main(words) == 2

@@ -77,13 +77,13 @@ def signal_while_tidying(number: int) -> None:
     """Sabotage: the signal comes when all results are written and the checkpoints are about to go."""
     from tapernorm import training_run
 
-    original = training_run._discard
+    original = training_run.discard
 
     def discard(folder):
         os.kill(os.getpid(), number)
         original(folder)
 
-    training_run._discard = discard
+    training_run.discard = discard
 
 
 def never_too_late(number: int) -> None:

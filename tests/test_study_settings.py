@@ -72,7 +72,13 @@ def test_what_a_treatment_leaves_as_it_is_is_no_part_of_its_identity():
     """A field that a later version adds must not part an arm from its runs."""
     assert canonical_json(Treatment(anchor="relative")) == '{"anchor":"relative"}'
     assert canonical_json(Treatment(norm=DYT)) == canonical_json({"norm": DYT.model_dump()})
-    for treatment in (Treatment(anchor="relative", calibration="vector"), Treatment(sites="final")):
+    assert canonical_json(DYT) == (
+        '{"alpha_init":0.5,"attention_alpha_init":0.7,"embedding_scale":true,"kind":"dyt"}'  # no final gain in it
+    )
+    gained = Rival.model_validate({**DYT.model_dump(), "final_gain_init": 8})
+    assert canonical_json(gained) != canonical_json(DYT)
+    others = Treatment(sites="final"), Treatment(anchor_only=True), Treatment(norm=gained)
+    for treatment in (Treatment(anchor="relative", calibration="vector"), *others):
         assert Treatment.model_validate(treatment.model_dump()) == treatment
 
 
@@ -82,6 +88,7 @@ FITS = {
     "sites": (Treatment(sites="final"), {"all", "all_aux"}),
     "calibration": (Treatment(calibration="vector"), {"internal", "internal_aux", "all", "all_aux"}),
     "anchor": (Treatment(anchor="relative"), {"internal_aux", "all_aux"}),
+    "anchor_only": (Treatment(anchor_only=True), {"internal_aux"}),
 }
 
 
@@ -94,6 +101,17 @@ def test_a_treatment_goes_with_variants_that_have_what_it_changes(name, variant)
     else:
         with pytest.raises(ValueError, match=f"variant '{variant}' does not go with its treatment: {name}"):
             ArmJob(pretrain=make_job(variant), treatment=treatment)
+
+
+def test_the_scale_loss_alone_has_nothing_to_calibrate():
+    with pytest.raises(ValueError, match="does not go with its treatment: anchor_only tapers nothing"):
+        ArmJob(pretrain=make_job("internal_aux"), treatment=Treatment(anchor_only=True, calibration="vector"))
+
+
+@pytest.mark.parametrize("name", ["S0", "S3", "S3x", "figures", "oddities"])
+def test_a_stage_takes_no_name_that_a_rule_of_its_own_has(name):
+    assert f"no stage may be called '{name}'" in study_of(name=name)
+    assert study_of(name=f"{name}b") == ""
 
 
 def test_faults_of_a_stage_are_told():
@@ -166,3 +184,21 @@ def test_the_controls_are_there():
     assert len({rates.get("train.lr") for rates in plain}) >= 3
     assert any(t.temperature for t in treated)
     assert any(t.sites == "final" for t in treated)
+    assert any(t.anchor_only for t in treated)
+
+
+def test_what_s4_varies_is_varied_for_baseline_too():
+    varied = ("train.lr", "train.clip_norm")
+    sets = {plain: set() for plain in (True, False)}
+    for arm in stages()["S4"].arms:
+        sets[arm.variant == "baseline"] |= {(key, arm.set[key]) for key in varied if key in arm.set}
+    assert sets[True] == sets[False] != set()
+
+
+def test_rivals_of_s2_are_there_as_published_and_with_a_final_gain_that_was_searched_for():
+    for stage in ("S2search", "S2"):
+        rivals = [arm.treatment.norm for arm in stages()[stage].arms if arm.treatment]
+        found = {(rival.kind, rival.final_gain_init) for rival in rivals}
+        assert found == {(kind, gain) for kind in ("dyt", "derf") for gain in (None, 8.0)}
+    tried = {canonical_json(arm.job(make_job("baseline"))) for arm in stages()["S2search"].arms}
+    assert {canonical_json(arm.job(make_job("baseline"))) for arm in stages()["S2"].arms if arm.treatment} <= tried

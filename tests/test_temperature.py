@@ -1,4 +1,4 @@
-"""The temperature control: exp(<x, w>) x, bitwise the Baseline at w = 0, blind to the scale of h, saved and decoded."""
+"""The temperature control: exp(<x, w>/D) x, the Baseline at w = 0, blind to the scale of h, saved, decoded."""
 
 import builders
 import numpy as np
@@ -25,13 +25,13 @@ def tempered(*, dtype=torch.float64, **options) -> Decoder:
     model = decoder(dtype=dtype, **options)
     norm = temper(model.model.norm)
     with torch.no_grad():
-        norm.temperature.copy_(0.2 * normal(12, seed=9))
+        norm.temperature.copy_(2.4 * normal(12, seed=9))
     return model
 
 
 def by_hand(norm, h):
     x = builders.reference_norm(norm, h)
-    return x * np.exp(np.sum(x * array(norm.temperature), axis=-1, keepdims=True))
+    return x * np.exp(np.sum(x * array(norm.temperature), axis=-1, keepdims=True) / 12)
 
 
 @every_norm
@@ -40,8 +40,23 @@ def test_agrees_with_the_formula(norm):
     assert close(module(h), by_hand(module, array(h)))
     untempered = builders.reference_norm(module, array(h))
     assert not close(module(h), untempered, 1e-2)
-    wrong = untempered * np.exp(np.sum(array(h) * array(module.temperature), axis=-1, keepdims=True))
+    wrong = untempered * np.exp(np.mean(array(h) * array(module.temperature), axis=-1, keepdims=True))
     assert not close(module(h), wrong, 1e-2)  # read off the stream, it would see its scale
+    throttled = untempered * np.exp(np.sum(untempered * array(module.temperature), axis=-1, keepdims=True))
+    assert not close(module(h), throttled, 1e-2)  # by a sum, it would move with the width
+
+
+def test_a_step_of_one_size_moves_it_alike_at_every_width():
+    """Adam moves each entry of w by about the learning rate: of the wide and the narrow scale the same then comes."""
+    moved = []
+    for width in (12, 48):
+        norm = temper(torch.nn.RMSNorm(width).double())
+        h = torch.ones(1, width, dtype=torch.float64)
+        with torch.no_grad():
+            norm.temperature.fill_(0.3)
+        moved.append((norm(h) / h).mean().item())
+    assert moved[0] == pytest.approx(moved[1], rel=1e-9)
+    assert moved[0] == pytest.approx(np.exp(0.3), rel=1e-9)
 
 
 @every_norm

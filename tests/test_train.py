@@ -416,7 +416,8 @@ def test_what_was_salvaged_is_told_now_and_again(tmp_path: Path) -> None:
     taken, batch_at = failing_once(job, 5)
     seen = []
 
-    def salvage() -> str:
+    def salvage(steps: int) -> str:
+        assert steps == 5
         seen.append(state_of(trainer)["model.norm.weight"])
         return "It was sold."
 
@@ -426,6 +427,13 @@ def test_what_was_salvaged_is_told_now_and_again(tmp_path: Path) -> None:
             trainer.run()
     _, state = trainer.checkpoints.load(trainer.checkpoints.latest())
     assert [torch.equal(gain, state["model"]["model.norm.weight"]) for gain in seen] == [True]
+
+
+def test_a_final_score_that_is_not_finite_is_a_result_where_the_plan_says_so(tmp_path: Path) -> None:
+    lost = {"validate": lambda: Evaluation(nats=math.inf, tokens=1, bytes=1)}
+    assert make_trainer(make_job(), tmp_path / "one", **lost, tolerant=True).run().ce == math.inf
+    with pytest.raises(Diverged, match="at step 11; the last, and nothing is published"):
+        make_trainer(make_job(), tmp_path / "two", **lost).run()
 
 
 @pytest.mark.parametrize(("factor", "told"), [(1.0, 0), (300.0, 1)])

@@ -29,7 +29,9 @@ from tapernorm.pretrain import pretrain
 from tapernorm.rivals import DynamicErf, DynamicTanh, ScaledEmbedding
 from tapernorm.rng import generator
 from tapernorm.study import run_arm
+from tapernorm.study_anchor import ScaleLossAlone
 from tapernorm.study_settings import ArmJob, Treatment
+from tapernorm.taper import Taper
 from tapernorm.temperature import Tempered
 from tapernorm.treatments import attach, prepare
 
@@ -42,9 +44,10 @@ TREATMENTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # name -> variant,
     "final": ("all_aux", {"sites": "final"}),
     "relative": ("all_aux", {"anchor": "relative"}),
     "vector": ("all_aux", {"calibration": "vector"}),
+    "anchor_only": ("internal_aux", {"anchor_only": True}),
     "several": ("internal_aux", {"temperature": True, "anchor": "relative", "calibration": "vector"}),
 }
-TAPERED = tuple(name for name, (variant, _) in TREATMENTS.items() if variant != "baseline")
+TAPERED = tuple(name for name, (variant, _) in TREATMENTS.items() if variant != "baseline" and name != "anchor_only")
 every_treatment = pytest.mark.parametrize("name", TREATMENTS)
 every_taper = pytest.mark.parametrize("name", TAPERED)
 LATE = 8  # a step after START and after a checkpoint
@@ -55,7 +58,7 @@ def arm_of(name: str, **changes: Any) -> ArmJob:
     return ArmJob.model_validate({"pretrain": make_job(variant, **changes).model_dump(), "treatment": treatment})
 
 
-def built(name: str, validate=None) -> tuple[Decoder, ScoredTaper | None]:
+def built(name: str, validate=None) -> tuple[Decoder, Taper | None]:
     job = arm_of(name)
     model = Decoder(job.pretrain.model).initialize(generator(3, "init"))
     prepare(model, job.treatment)
@@ -119,7 +122,10 @@ def test_each_treatment_changes_what_it_says() -> None:
         assert driver is not None
         relative = name in ("relative", "several")
         assert driver.scale_loss is (relative_target_loss if relative else fixed_target_loss)
-    assert all(built(name)[1] is None for name in TREATMENTS if name not in TAPERED)
+    alone = built("anchor_only")[1]
+    assert isinstance(alone, ScaleLossAlone)
+    assert (alone.swapped, len(alone.kept)) == ((), 5)
+    assert all(built(name)[1] is None for name in TREATMENTS if name not in (*TAPERED, "anchor_only"))
 
 
 def test_an_unscaled_embedding_stays_plain() -> None:
@@ -174,6 +180,58 @@ def test_the_taper_weights_it_and_its_gradient_is_that_of_the_formula() -> None:
     assert close(gradient, expected, 1e-9)
     absolute = reference.anchor_gradient(array(h), target, 0.4, 1e-5, layer_norm=False)
     assert not close(gradient, absolute, 1e-2)
+
+
+# --- the scale loss alone ---
+
+
+def test_the_scale_loss_alone_pulls_at_a_frozen_running_mean_and_leaves_every_norm_as_it_is() -> None:
+    model, driver = built("anchor_only")
+    assert driver is not None
+    model.double()
+    plain = Decoder(model.config).double()
+    plain.load_state_dict(model.state_dict())
+    taper_config = arm_of("anchor_only").pretrain.taper
+    assert taper_config is not None
+    rate, weight, eps = taper_config.ema_rate, taper_config.anchor_weight, model.config.norm_eps
+    means = []
+    for step in range(START):
+        driver.set_step(step)
+        with driver.observe(), torch.no_grad():
+            model(tokens(seed=step))
+            assert driver.auxiliary_loss(tokens()).item() == 0.0
+        h = driver._probe.hidden
+        assert h is not None
+        means.append(np.mean(reference.rms(array(h), eps)))
+    target = reference.corrected_ema(means, rate)
+    for step in (START, STEPS - 1):  # frozen at the first of the two, whatever comes after
+        driver.set_step(step)
+        with driver.observe():
+            assert close(model(tokens(seed=90 + step)), plain(tokens(seed=90 + step)))
+            loss = driver.auxiliary_loss(tokens())
+        h = driver._probe.hidden
+        assert h is not None
+        assert driver.scale_target.item() == pytest.approx(target, rel=1e-12)
+        assert loss.item() == pytest.approx(reference.anchor_loss(array(h), target, weight, eps, layer_norm=False))
+        assert loss.item() != pytest.approx(reference.anchor_loss(array(h), means[-1], weight, eps, layer_norm=False))
+        (gradient,) = torch.autograd.grad(loss, h)
+        assert close(gradient, reference.anchor_gradient(array(h), target, weight, eps, layer_norm=False), 1e-9)
+    assert driver.row()["gate"] == 1.0
+
+
+def test_a_run_of_the_scale_loss_alone_is_the_baselines_until_it_starts_and_another_after(
+    streams: Path, trained, tmp_path: Path
+) -> None:
+    pretrain(make_job("baseline"), streams, tmp_path, HARDWARE)
+    plain, anchored = ([row["ce"] for row in metrics_of(run)] for run in (tmp_path, trained("anchor_only")))
+    steps = [row["step"] for row in metrics_of(tmp_path)]
+    same = {step for step, a, b in zip(steps, plain, anchored, strict=True) if a == b}
+    assert same >= {step for step in steps if step <= START}
+    assert not {step for step in steps if step > START + 1} <= same
+    config = json.loads((trained("anchor_only") / "config.json").read_text())
+    assert config["norms"] == {}  # a plain model, as Baseline's
+    aux = {row["step"]: row["aux"] for row in metrics_of(trained("anchor_only"))}
+    assert all((aux[step] > 0) == (step >= START) for step in steps)
 
 
 # --- the loss jump ---
@@ -279,7 +337,8 @@ def test_what_was_trained_is_what_is_loaded_and_it_learnt(trained, name: str) ->
     assert metrics[-1]["ce"] < metrics[0]["ce"]
     model = load(run, Decoder)
     fresh, _ = built(name)
-    assert {type(m) for m in model.modules()} == {type(m) for m in fresh.modules()}
+    kinds = [{type(m) for n, m in one.named_modules() if ".probe" not in n} for one in (model, fresh)]  # no driver here
+    assert kinds[0] == kinds[1]
     started = dict(fresh.named_parameters())
     stayed = [n for n, p in model.named_parameters() if torch.equal(p, started[n])]
     assert stayed == []  # alpha, s, beta, the embedding's scale and the temperature among those that moved

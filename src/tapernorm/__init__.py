@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from . import interop, spread
     from .export import load
     from .folding import FoldReport, fold
     from .models.llama import Decoder
@@ -31,6 +32,7 @@ _HOME = {
     "load": "export",
     "lr_at": "schedule",
 }
+_MODULES = ("interop", "spread")
 __all__ = [
     "Decoder",
     "FoldReport",
@@ -42,12 +44,16 @@ __all__ = [
     "attach",
     "fold",
     "gate_at",
+    "interop",
     "load",
     "lr_at",
+    "spread",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'tapernorm' has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,17 @@ def unwritable(path: Path, error: OSError) -> UserError:
     """What the user is told where `path` cannot be written."""
     reason = REASONS.get(error.errno or 0, error.strerror)
     return UserError(f"cannot write {path}: {reason} (nothing half-written is left)")
+
+
+def discard(path: Path) -> None:
+    """Remove a file, or in one step a folder, which a killed removal must not leave in part."""
+    doomed = path.with_suffix(".done")
+    shutil.rmtree(doomed, ignore_errors=True)
+    if path.is_dir():
+        os.replace(path, doomed)
+        shutil.rmtree(doomed)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_partials(folder: Path) -> None:

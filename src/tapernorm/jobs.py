@@ -175,7 +175,7 @@ class FinetuneJob(Strict):
     aux_weight: Annotated[float, Field(ge=0)]  # lambda of the method's own loss; 0 for vanilla
     taper: TaperWindow | None
     fakeln: FakeStages | None
-    micro_batch: PositiveInt | None  # blocks per forward pass where it defines the numbers: FakeLN
+    micro_batch: PositiveInt | None  # blocks per forward pass where it defines the numbers: FakeLN, levels
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
@@ -183,9 +183,14 @@ class FinetuneJob(Strict):
         for name, expected in needed.items():
             if (getattr(self, name) is not None) != expected:
                 raise ValueError(f"method {self.method!r} and {name}={getattr(self, name)} do not go together")
-        if (self.micro_batch is not None) != (self.method == "fakeln"):
+        if (self.micro_batch is not None) != self.micro_batch_counts:
             raise ValueError(f"method {self.method!r} and micro_batch={self.micro_batch} do not go together")
         return self
+
+    @property
+    def micro_batch_counts(self) -> bool:
+        """Whether a loss takes something from each micro-batch, whose size then defines the numbers."""
+        return self.method == "fakeln"
 
     def require_whole_micro_batches(self, devices: int) -> None:
         """Raise UserError where `devices`, which define no number, would cut micro-batches, which define FakeLN's."""
@@ -201,6 +206,10 @@ class OwnJob(FinetuneJob):
 
     sites: tuple[str, ...] | None  # patterns of the internal norms that go; null: all
     level_weight: Annotated[float, Field(ge=0)]  # of the loss that levels the scales at every tapered norm
+
+    @property
+    def micro_batch_counts(self) -> bool:
+        return self.level_weight > 0  # to the mean of its log scales, until c is calibrated
 
 
 class ModelUnderTest(Strict):

@@ -6,8 +6,9 @@ scales, so that this loss takes them down early, before the gate falls:
 
     level weight * sum over tapered norms of E_{b,t} (log s - log level)^2
 
-The level is the geometric mean of s over the batch, without a gradient, until c is calibrated, and 1 / c from then on.
-c itself is 1 / level, from running means of log s. Least squares weighs a token by its energy, so that one token of 175
+The level is the geometric mean of s over the forward pass, without a gradient, until c is calibrated, and 1 / c from
+then on: up to there the size of a micro-batch defines the numbers, as that of a batch does. c itself is 1 / level, from
+running means of log s over whole batches. Least squares weighs a token by its energy, so that one token of 175
 times the scale in a row of 256 decides c; it moves the mean of log s by 2 %. N norms, B rows, T tokens.
 """
 

@@ -3,7 +3,7 @@
     jump = CE_valid(g = 0) - CE_valid(g = 1), the weights being those at k_start, just calibrated
 
 Nothing has been trained at g < 1 yet, so the jump is the calibration's alone. It is measured in passing, by the run
-that the taper belongs to, and shifts none of its numbers.
+that the taper belongs to, and shifts none of its numbers but its time.
 """
 
 import math

@@ -128,15 +128,19 @@ def _rest(story: Story | None) -> Iterator[str]:
 def _losses(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "## What it lost"
     yield ""
+    if not scores:
+        yield "Not measured."
+        yield ""
+        return
     yield "Held-out text, nats/token (CE: mean over all targets; trimmed: without the 2.5 % of rows at either end)."
     yield ""
-    yield "| corpus | model | bits/byte | " + " | ".join(title for title, _, _ in _COLUMNS) + " |"
-    yield "| :-- | :-- |" + " --: |" * (1 + len(_COLUMNS))
+    yield "| corpus | model | bits/byte | " + " | ".join(title for title, _, _ in _COLUMNS) + " | rows not finite |"
+    yield "| :-- | :-- |" + " --: |" * (2 + len(_COLUMNS))
     for corpus, forms in scores.items():
         for form, statistics in forms.items():
             values = [statistics["bits_per_byte"], *(statistics[unit][key] for _, key, unit in _COLUMNS)]
             shown = " | ".join("not finite" if value is None else f"{value:.4f}" for value in values)
-            yield f"| {corpus} | {form} | {shown} |"
+            yield f"| {corpus} | {form} | {shown} | {statistics['rows']['nonfinite']} |"
     yield ""
 
 

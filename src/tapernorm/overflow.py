@@ -1,8 +1,8 @@
 """Where a forward pass leaves the finite numbers, and which tapered norm let a token grow on the way there.
 
-At g = 0 a token of scale s leaves a norm c * s times as large as the norm itself would make it: at 1 the constant is
-right for that token. The maps behind a norm are at least quadratic in it, so that a token which one norm lets out ten
-times too large comes back thousands of times too large a few blocks later, and overflows.
+At the gate g a token of scale s leaves a norm g + (1 - g) * c * s times as large as the norm itself would make it: at 1
+the constant is right for that token. The maps behind a norm are at least quadratic in it, so that a token which one
+norm lets out ten times too large comes back thousands of times too large a few blocks later, and overflows.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from .arch import logits_of
 from .norms import TaperNorm, norm_scale
 
-GROWN = 10.0  # c * s from which on a token counts as grown
+GROWN = 10.0  # times as large as the norm would make it, from which on a token counts as grown
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Growth:
     """The token that a tapered norm lets out the largest."""
 
     norm: str
-    factor: float  # c * s
+    factor: float  # g + (1 - g) * c * s
     position: int  # of the token in its row
 
 
@@ -74,7 +74,9 @@ def find_overflow(model: nn.Module, tokens: Tensor) -> Overflow | None:
 
 
 def _growth(name: str, norm: TaperNorm, h: Tensor, length: int) -> Growth:
-    factors = norm.c.mean() * norm_scale(norm, h.to(torch.promote_types(h.dtype, torch.float32)))  # a token each
+    g = norm.gate.value
+    scales = norm_scale(norm, h.to(torch.promote_types(h.dtype, torch.float32)))
+    factors = g + (1 - g) * norm.c.mean() * scales  # a token each
     place = int(factors.nan_to_num().argmax())
     return Growth(name, factors.flatten()[place].item(), place % length)
 

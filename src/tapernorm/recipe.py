@@ -21,10 +21,10 @@ from .data.coders import Coder, open_tokenizer
 from .data.origins import origin_of
 from .evaluate import Evaluation, evaluate_blocks
 from .export import Form, save
-from .files import read_json, sha256_of, write_json
+from .files import discard, read_json, sha256_of, write_json
 from .finetune import next_tokens
 from .folding import fold
-from .foresight import look_at
+from .foresight import LEVEL, look_at
 from .identity import digest
 from .jobs import FinetuneJob, OwnJob
 from .modelcard import Story
@@ -34,18 +34,22 @@ from .norms import TaperNorm
 from .optimisation import Optimisation
 from .owntext import HELD_OUT, prepare
 from .pretrained import commit_of, find, licence_of, load_pretrained, model_digest, skeleton
+from .provenance import code_commit, provenance
 from .request import Request, form_of, hardware_of, job_of
 from .rowscore import score_rows
 from .runlock import run_lock
 from .schedule import GateSchedule
 from .scoring import target_bytes
+from .selfcheck import FILE
 from .settings import HardwareConfig
 from .taper import Taper, attach
 from .train import Plan, Trainer, pick_device
 from .training_run import data_hashes, fingerprint_of, run_training
 
-REMEDY = "take a lower --lr, a higher --level, or --sites without the norms that --dry-run marks"
+SCORES, EXPORT = "scores.json", "export"
 LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
+_TOLD = (SCORES, "spread.json", LAST_GOOD)  # of one run's weights
+_STORY = "story.json"  # in LAST_GOOD: what result.json would tell of it
 
 
 def taper_model(request: Request) -> dict[str, Any]:
@@ -72,12 +76,13 @@ def taper_model(request: Request) -> dict[str, Any]:
             job,
             request.out,
             fingerprint,
-            lambda folder: _trainer(job, hardware, base, blocks, device, request.out, folder, fingerprint),
+            lambda folder: _trainer(job, hardware, facts, base, blocks, device, request.out, folder, fingerprint),
             lambda trainer: {"base": facts} | _norms(trainer),
+            told=(*_TOLD, EXPORT) if (request.out / EXPORT / FILE).is_file() else _TOLD,  # or it is none of ours
         )
         scores = _scores(request.out, base, blocks, hardware, device)
         if not request.keep_norms:
-            export_run(request.out, request.out / "export", form=form)
+            export_run(request.out, request.out / EXPORT, form=form)
     return scores
 
 
@@ -101,6 +106,7 @@ def export_run(run: Path, folder: Path, *, form: Form, dtype: torch.dtype | None
 def _trainer(
     job: FinetuneJob,
     hardware: HardwareConfig,
+    facts: Mapping[str, Any],
     base: Path,
     blocks: Mapping[tuple[str, str], Blocks],
     device: torch.device,
@@ -116,13 +122,18 @@ def _trainer(
         for line in look.warnings(taper.swapped, level_weight=taper.level_weight):
             print(line, file=sys.stderr)
 
-    def salvage() -> str:
+    commit = code_commit()  # of what runs here
+
+    def salvage(steps: int) -> str:
         """A model whose norms are gone already is one to fold."""
         if taper is None or taper.gate.item() > 0:
             return ""
         kept = out / LAST_GOOD
+        discard(kept)
         save_run(model, kept)
-        shutil.copytree(out / "tokenizer", kept / "tokenizer", dirs_exist_ok=True)
+        shutil.copytree(out / "tokenizer", kept / "tokenizer")
+        settings = {"job": job.model_dump(mode="json"), "steps": steps}
+        write_json(kept / _STORY, {"base": facts, **settings, "provenance": {"commit": commit}})
         return f"Its norms were gone by then: `tapernorm export --model {kept} …` exports the last good model"
 
     def validate() -> Evaluation:
@@ -139,10 +150,19 @@ def _trainer(
         tokens_per_step=job.batch * job.context,
         fingerprint=fingerprint,
         folder=folder,
-        remedy=REMEDY,
+        remedy=remedy_of(job),
         salvage=salvage,
+        tolerant=True,  # a few lost rows are among what the scores tell
     )
     return Trainer(model, taper, plan)
+
+
+def remedy_of(job: FinetuneJob) -> str:
+    """What may keep a job like this one from diverging."""
+    if job.taper is None:
+        return "take a lower --lr"
+    level = "a higher --level" if isinstance(job, OwnJob) and job.level_weight else f"--level {LEVEL:g}"
+    return f"take a lower --lr, {level}, or --sites without the norms that --dry-run marks"
 
 
 def _taper(model: nn.Module, job: FinetuneJob) -> Taper | None:
@@ -174,10 +194,10 @@ def _scores(
     out: Path, base: Path, blocks: Mapping[tuple[str, str], Blocks], hardware: HardwareConfig, device: torch.device
 ) -> dict[str, Any]:
     """Statistics of the base model and of the folded one on every text, kept in scores.json."""
-    path, weights = out / "scores.json", sha256_of(out / "model.safetensors")
+    path, weights = out / SCORES, sha256_of(out / "model.safetensors")
     texts = {name: opened for (name, split), opened in blocks.items() if split == "valid"}
     identity = digest([weights, {name: opened.split["sha256"] for name, opened in texts.items()}])
-    if path.is_file() and (known := read_json(path))["identity"] == identity:
+    if path.is_file() and (known := read_json(path))["identity"] == identity and "provenance" in known:
         return known["corpora"]
     coder = open_tokenizer(out / "tokenizer")
     makers = {"before": lambda: load_pretrained(base), "after": lambda: _finished(out)}
@@ -186,7 +206,8 @@ def _scores(
         model = make().to(device)
         for name, opened in texts.items():
             corpora[name][form] = _statistics(model, opened, coder, batch=hardware.micro_batch or 1, device=device)
-    write_json(path, {"schema_version": 1, "kind": "scores", "identity": identity, "corpora": corpora})
+    told = {"identity": identity, "corpora": corpora, "provenance": provenance(weights_sha256=weights)}
+    write_json(path, {"schema_version": 1, "kind": "scores", **told})
     return corpora
 
 
@@ -206,17 +227,25 @@ def _statistics(model: nn.Module, blocks: Blocks, coder: Coder, *, batch: int, d
 
 
 def _story(run: Path) -> Story | None:
-    """What the files of a run say; None where it was not made by this recipe."""
-    if not (run / "result.json").is_file() or "base" not in (result := read_json(run / "result.json")):
+    """What the files of a run, or of its last good model, say; None where it was not made by this recipe."""
+    path = next((run / name for name in ("result.json", _STORY) if (run / name).is_file()), None)
+    if path is None or "base" not in (result := read_json(path)):
         return None
-    base, scores = result["base"], run / "scores.json"
+    base = result["base"]
     return Story(
         base=base["source"],
         base_commit=base["commit"],
         licence=base["licence"],
         data=base["data"],
-        steps=result["job"]["steps"],
-        scores=read_json(scores)["corpora"] if scores.is_file() else {},
+        steps=result.get("steps", result["job"]["steps"]),
+        scores=_scores_of(run),
         settings=result["job"],
         commit=result["provenance"]["commit"],
     )
+
+
+def _scores_of(run: Path) -> dict[str, Any]:
+    """The scores of the weights that lie in `run`; none where they were not taken, or of other weights."""
+    known = read_json(run / SCORES) if (run / SCORES).is_file() else {}
+    weights = known.get("provenance", {}).get("weights_sha256")
+    return known["corpora"] if weights == sha256_of(run / "model.safetensors") else {}

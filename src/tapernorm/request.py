@@ -106,7 +106,9 @@ def job_of(request: Request, model: nn.Module) -> FinetuneJob:
     )
     if request.sites is None and request.level_weight == 0:
         return job
-    return OwnJob(**dict(job), sites=request.sites, level_weight=request.level_weight)
+    micro_batch = _micro_batch(request, job) if request.level_weight else None  # else it is the hardware's choice
+    more = {"sites": request.sites, "level_weight": request.level_weight, "micro_batch": micro_batch}
+    return OwnJob(**{**dict(job), **more})
 
 
 def method_of(request: Request) -> Method:
@@ -130,14 +132,19 @@ def tapered_of(request: Request, model: nn.Module) -> list[str]:
     return [] if request.keep_norms else select_norms(model, final=request.final, sites=request.sites)
 
 
+def _micro_batch(request: Request, job: FinetuneJob) -> int:
+    """Rows per forward pass."""
+    return min(job.batch, request.micro_batch or max(1, _MICRO_TOKENS // job.context))
+
+
 def hardware_of(request: Request, model: nn.Module) -> HardwareConfig:
-    """What the run runs on; no number depends on it but for rounding."""
+    """What the run runs on; no number depends on it but for rounding, and by `micro_batch` where the job has it too."""
     job = job_of(request, model)
     return HardwareConfig(
         device=request.device,
         threads=request.threads or os.cpu_count() or 1,
         compile=False,
-        micro_batch=min(job.batch, request.micro_batch or max(1, _MICRO_TOKENS // job.context)),
+        micro_batch=job.micro_batch or _micro_batch(request, job),
         checkpoint_every=max(10, job.steps // 10),
         tensorboard=False,
         activation_checkpointing=parameter_count(model) > 1e9,

@@ -10,7 +10,8 @@ Stronger Normalization-Free Transformers, arXiv 2512.10938. Both take each value
 nonlinear, so nothing of them folds into the next map: unlike a tapered norm they stay in the inference graph.
 
 How their authors train language models, and so do we. The map stands where each norm was, the final one included;
-gamma starts at 1, beta and s at 0. alpha starts higher before attention than elsewhere, and lower the wider the model
+gamma starts at 1, beta and s at 0 (a model so narrow that the final map cannot leave it at 1 may be given another
+final gamma: `study_settings.Rival`). alpha starts higher before attention than elsewhere, and lower the wider the model
 ([Z] section 7.2: 0.8 and 0.2 in LLaMA 7B; the code of [C] has a start of its own before attention, before the MLPs and
 before the head of GPT-2, 1 where none is given). A learned scalar, sqrt(D) at the start, multiplies the embeddings:
 without it the first activations are too small for training to get under way ([Z] appendix A; the code of [C] has it
@@ -77,13 +78,14 @@ class ScaledEmbedding(nn.Embedding):
         return super().forward(input) * self.scale
 
 
-def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: float) -> None:
+def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: float, final_gain: float = 1.0) -> None:
     """Put a rival in the place of every norm of `model`, the final one included.
 
     Args:
         kind: a name of `RIVALS`.
         alpha: where alpha starts before the MLPs and the head.
         attention_alpha: where it starts before attention.
+        final_gain: where gamma of the final one starts; 1 as its authors have it, everywhere.
 
     Raises:
         UserError: a norm of `model` is no plain one; nothing has changed then.
@@ -99,6 +101,7 @@ def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: f
         before_attention = any(".self_attn." in consumer for consumer in arch.consumers(name))
         rival = RIVALS[kind](len(gamma), attention_alpha if before_attention else alpha)
         model.set_submodule(name, rival.to(gamma))
+    nn.init.constant_(model.model.norm.weight, final_gain)
 
 
 def scale_embedding(model: Decoder, start: float | None = None) -> ScaledEmbedding:

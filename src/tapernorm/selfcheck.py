@@ -92,19 +92,22 @@ def typical_tokens(model: nn.Module) -> Tensor:
     """A few token ids (B, T) that the model itself draws, each sequence from another first one.
 
     Without norms nothing bounds what a model makes of text that it holds impossible: on random ids its logits can be of
-    any size, and their rounding too.
+    any size, and their rounding too. A sequence whose logits are not finite is dropped: the model says nothing of it.
 
     Raises:
-        UserError: its logits are not finite even there.
+        UserError: that is every sequence.
     """
     draw = generator(0, "selfcheck")
     tokens = torch.randint(vocabulary_of(model), (_SEQUENCES, 1), generator=draw)
-    while tokens.shape[1] < min(_LENGTH, context_of(model)):
+    while True:
         logits = _last_logits(model, tokens)
-        if not logits.isfinite().all():
+        finite = logits.isfinite().all(dim=1)
+        if not finite.any():
             raise UserError(f"the model's logits are not finite after {tokens.shape[1]} tokens: train it for longer")
+        tokens, logits = tokens[finite], logits[finite]
+        if tokens.shape[1] >= min(_LENGTH, context_of(model)):
+            return tokens
         tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=draw)], dim=1)
-    return tokens
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ def spread_run(run: Path, out: Path, *, tokens: int, device: str, threads: int) 
     Raises:
         UserError: the folder holds no finished taper of one's own, or its base model is not what it was.
     """
-    told = _result_of(run)
+    told = result_of(run)
     base = find(told["base"]["source"])
     if model_digest(base) != told["base"]["digest"]:
         raise UserError(f"{base} is no longer the model that {run} was made from: its digest differs")
@@ -79,7 +79,12 @@ def spread_run(run: Path, out: Path, *, tokens: int, device: str, threads: int) 
     return result
 
 
-def _result_of(run: Path) -> dict[str, Any]:
+def result_of(run: Path) -> dict[str, Any]:
+    """The result of a finished taper of one's own.
+
+    Raises:
+        UserError: the folder holds none.
+    """
     if not (run / "result.json").is_file():
         raise UserError(f"{run} holds no result.json: give the run folder of a finished `tapernorm taper`")
     told = read_json(run / "result.json")

@@ -7,25 +7,51 @@ losses are paired by seed with those of its stage's baseline.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from .errors import UserError
 from .gpt2_settings import Name
 from .jobs import PretrainJob, Seed
 from .settings import PositiveInt, Strict, Variant, distinct
 
-StageName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$")]
+RESERVED = ("S0", "S3", "S3x", "figures", "oddities")  # targets and tables of the study that no stage makes
+
+
+def _free(name: str) -> str:
+    if name in RESERVED:
+        raise ValueError(f"no stage may be called {name!r}: {', '.join(RESERVED)} are made by rules of their own")
+    return name
+
+
+StageName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$"), AfterValidator(_free)]
 SETTINGS = ("steps", "train", "taper")  # what an arm may change of its job; of the last two, any number in them
 
 
-class Rival(Strict):
-    """A map without statistics that stands where every RMSNorm was, from the first step on: nothing is tapered."""
+class _Sparse(Strict):
+    """Serialised without the fields that are at their default, so that one added later alters no earlier identity."""
+
+    @model_serializer(mode="wrap")
+    def _changes_alone(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in dump(self).items() if getattr(self, name) != fields[name].default}
+
+
+class Rival(_Sparse):
+    """A map without statistics that stands where every RMSNorm was, from the first step on: nothing is tapered.
+
+    `final_gain_init` departs from the authors, whose gamma starts at 1 in every place. The final map bounds each value
+    that the head reads by gamma, so its logits by gamma sum_d |W_dv|, about 0.8 * 0.02 * gamma D where the head is
+    drawn from normal(0, 0.02): by 12 at a width of 768, but by 1 at 64, where no distribution over tokens can be far
+    from the uniform one until gamma and the head have grown, and the map saturates meanwhile. A gain of 8 restores at
+    64 what 1 gives at 512.
+    """
 
     kind: Literal["dyt", "derf"]  # gamma tanh(alpha x) + beta; gamma erf(alpha x + s) + beta
     alpha_init: Annotated[float, Field(gt=0)]  # of the norms before MLPs and of the final one
     attention_alpha_init: Annotated[float, Field(gt=0)]  # of the norms before attention
     embedding_scale: bool  # a learned scalar on the embeddings
     embedding_scale_init: Annotated[float, Field(gt=0)] | None = None  # where it starts; null: sqrt(d_model), as theirs
+    final_gain_init: Annotated[float, Field(gt=0)] | None = None  # gamma of the final map at first; null: 1, as theirs
 
     @model_validator(mode="after")
     def _starts_what_is_there(self) -> Self:
@@ -34,13 +60,14 @@ class Rival(Strict):
         return self
 
 
-class Treatment(Strict):
+class Treatment(_Sparse):
     """What an arm changes beyond settings. A field that is left out is as in the paper."""
 
     norm: Rival | None = None  # in the place of every norm; null: the model's own
     temperature: bool = False  # logits times a learned function of their token's pre-logit stream
     sites: Literal["final"] | None = None  # final: only the final norm is tapered; null: those of the variant
     anchor: Literal["absolute", "relative"] = "absolute"  # (s - s_tgt)^2, or ((s - s_tgt)/s_tgt)^2
+    anchor_only: bool = False  # every norm stays; the scale loss starts where the taper would
     calibration: Literal["scalar", "vector"] = "scalar"  # c per norm, or per feature of a norm
 
     @model_validator(mode="after")
@@ -48,12 +75,6 @@ class Treatment(Strict):
         if not self.model_dump():
             raise ValueError("this treatment changes nothing: leave it null")
         return self
-
-    @model_serializer(mode="wrap")
-    def _changes_alone(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what is as in the paper: a field that a later version adds alters the identity of no earlier run."""
-        fields = type(self).model_fields
-        return {name: value for name, value in dump(self).items() if getattr(self, name) != fields[name].default}
 
 
 class ArmJob(Strict):
@@ -74,6 +95,9 @@ class ArmJob(Strict):
             and not variant.startswith("all"),
             "calibration is of a taper: any variant but baseline": treatment.calibration != "scalar" and not tapered,
             "anchor is of the scale loss: a variant (+aux)": treatment.anchor != "absolute" and not anchored,
+            "anchor_only tapers nothing, neither final norm nor calibration, and has a scale loss: variant internal_aux"
+            " and calibration scalar": treatment.anchor_only
+            and (variant != "internal_aux" or treatment.calibration != "scalar"),
         }
         if found := [rule for rule, broken in faults.items() if broken]:
             raise ValueError(f"variant {variant!r} does not go with its treatment: {'; '.join(found)}")

@@ -61,7 +61,9 @@ class Plan:
         folder: where checkpoints and growing metrics live until the run is done.
         events: where TensorBoard event files go; None: none are written.
         remedy: what to change after a divergence, in the words of whoever made the plan.
-        salvage: keeps what it can use of a model as it was before a step that diverged, and says so; on every rank.
+        salvage: keeps what it can use of a model as it was after so many steps, before one that diverged, and says so;
+            on every rank.
+        tolerant: a final score that is not finite is a result, and not a divergence.
     """
 
     label: str
@@ -76,7 +78,8 @@ class Plan:
     folder: Path
     events: Path | None = None
     remedy: str = "lower train.lr or train.clip_norm"
-    salvage: Callable[[], str] | None = None
+    salvage: Callable[[int], str] | None = None
+    tolerant: bool = False
 
 
 def pick_device(name: str) -> torch.device:
@@ -195,7 +198,7 @@ class Trainer:
             metrics.close()
         if self.driver is not None:
             self.driver.set_step(self.plan.steps)
-        return self._score(self.plan.steps - 1)
+        return self.plan.validate() if self.plan.tolerant else self._score(self.plan.steps - 1)
 
     def step(self, k: int) -> dict[str, Any]:
         """Optimizer step k; returns its metrics.
@@ -285,7 +288,12 @@ class Trainer:
 
     def _score(self, k: int) -> Evaluation:
         score = self.plan.validate()
-        self._require_finite(k, {"validation cross-entropy": score.ce})
+        last = k == self.plan.steps - 1
+        self._require_finite(
+            k,
+            {"validation cross-entropy": score.ce},
+            then="the last, and nothing is published" if last else "stopped before another update",
+        )
         return score
 
     def _asked_to_stop(self) -> Signals | None:
@@ -310,7 +318,7 @@ class Trainer:
             return error
         if not self._is_kept(k):
             self._checkpoint(k, metrics, now=True)
-        if self.plan.salvage is None or not (kept := self.plan.salvage()):
+        if self.plan.salvage is None or not (kept := self.plan.salvage(k)):
             return error
         marker = {**read_json(self._marker), "message": f"{error}. {kept}"}
         from_leader(lambda: write_json(self._marker, marker))
@@ -360,7 +368,7 @@ class Trainer:
         if self._marker.exists() and (known := read_json(self._marker))["fingerprint"] == self.plan.fingerprint:
             raise Diverged(known["message"])
 
-    def _require_finite(self, k: int, values: dict[str, float]) -> None:
+    def _require_finite(self, k: int, values: dict[str, float], *, then: str = "stopped before another update") -> None:
         bad = next((name for name, value in values.items() if not math.isfinite(value)), None)
         if bad is None:
             return
@@ -370,7 +378,7 @@ class Trainer:
                 bad = f"the gradient of {name}"
         where = self._where_it_broke(k)
         message = (
-            f"{self.plan.label}: {bad} is not finite at step {k}; stopped before another update{where}. The last good "
+            f"{self.plan.label}: {bad} is not finite at step {k}; {then}{where}. The last good "
             f"state stays in {self.plan.folder}. The same run would diverge again and is refused: {self.plan.remedy}, "
             f"or delete {self._marker} to try it all the same"
         )

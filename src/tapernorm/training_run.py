@@ -5,11 +5,11 @@ engines delete declared outputs before each start, so none of it is declared; an
 another fingerprint and never meets it.
 """
 
-import os
+import math
 import resource
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 
 from .errors import UserError
 from .evaluate import Evaluation
-from .files import read_json, remove_partials, whole_file, write_json
+from .files import discard, read_json, remove_partials, whole_file, write_json
 from .identity import canonical_json, digest
 from .models.llama import parameter_count
 from .models.store import save
@@ -46,12 +46,15 @@ def run_training(
     fingerprint: str,
     make_trainer: Callable[[Path], Trainer],
     details: Callable[[Trainer], dict[str, Any]],
+    *,
+    told: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run (or resume) the trainer that `make_trainer` builds for its resume folder; publish into `out`.
 
     Args:
         kind: what result.json says it is.
         details: what result.json holds besides the job, its values and its provenance.
+        told: what may lie in `out` that others made from the results: an earlier run's is removed.
 
     Returns the result, on every rank that trains, of which rank 0 alone holds the lock and writes.
 
@@ -65,7 +68,7 @@ def run_training(
         trainer = make_trainer(out / "resume" / fingerprint)
         score = trainer.run()
         facts = {"fingerprint": fingerprint, "commit": commit}
-        return from_leader(lambda: _publish(kind, job, out, facts, trainer, score, details(trainer)))
+        return from_leader(lambda: _publish(kind, job, out, facts, trainer, score, details(trainer), told))
 
 
 def _claim(held: ExitStack, out: Path, fingerprint: str) -> dict[str, Any] | None:
@@ -74,7 +77,7 @@ def _claim(held: ExitStack, out: Path, fingerprint: str) -> dict[str, Any] | Non
     if (done := _finished(out, fingerprint)) is not None:
         too_late()
         print(f"{out} holds this very run, finished: nothing to do", file=sys.stderr)
-        _discard(out / "resume")
+        discard(out / "resume")
         return done
     remove_partials(out / "resume" / fingerprint)
     return None
@@ -88,6 +91,7 @@ def _publish(
     trainer: Trainer,
     score: Evaluation,
     details: dict[str, Any],
+    told: Sequence[str],
 ) -> dict[str, Any]:
     """Write the results of a run into `out`, result.json last; `facts` go into its provenance."""
     result = {
@@ -105,12 +109,14 @@ def _publish(
         ),
     }
     (out / "result.json").unlink(missing_ok=True)  # an earlier run's: it vouches for the files beside it
+    for name in told:
+        discard(out / name)
     with whole_file(out / "metrics.jsonl") as temporary:
         shutil.copyfile(trainer.plan.folder / "metrics.jsonl", temporary)
     save(trainer.model, out)
     too_late()  # the results of a job that fails are deleted by workflow engines, and its checkpoints go now
     write_json(out / "result.json", result)
-    _discard(out / "resume")
+    discard(out / "resume")
     return result
 
 
@@ -120,15 +126,6 @@ def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
         return None
     result = read_json(out / "result.json")
     return result if result["provenance"].get("fingerprint") == fingerprint else None
-
-
-def _discard(folder: Path) -> None:
-    """Remove in one step what a killed removal must not leave in part."""
-    doomed = folder.with_suffix(".done")
-    shutil.rmtree(doomed, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, doomed)
-        shutil.rmtree(doomed)
 
 
 def require_vocabulary(vocab_size: int, manifest: dict[str, Any], folder: Path) -> None:
@@ -157,7 +154,11 @@ def _values(trainer: Trainer, score: Evaluation) -> dict[str, dict[str, Any]]:
         "tokens_per_s": (tokens / trainer.elapsed_s, "tokens/s"),
         "peak_mem_bytes": (_peak_memory(trainer.device), "bytes"),
     }
-    return {name: {"value": value, "unit": unit} for name, (value, unit) in values.items() if value is not None}
+    return {
+        name: {"value": value if math.isfinite(value) else None, "unit": unit}
+        for name, (value, unit) in values.items()
+        if value is not None
+    }
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -15,7 +15,9 @@ from .models.llama import Decoder
 from .norms import TaperNorm
 from .pretrain import attach_variant
 from .rivals import replace_norms, scale_embedding
+from .study_anchor import ScaleLossAlone
 from .study_settings import ArmJob, Treatment
+from .taper import Taper
 from .temperature import temper
 
 
@@ -30,24 +32,30 @@ def prepare(model: Decoder, treatment: Treatment | None) -> None:
     if treatment is None:
         return
     if (rival := treatment.norm) is not None:
-        replace_norms(model, rival.kind, alpha=rival.alpha_init, attention_alpha=rival.attention_alpha_init)
+        replace_norms(
+            model,
+            rival.kind,
+            alpha=rival.alpha_init,
+            attention_alpha=rival.attention_alpha_init,
+            final_gain=rival.final_gain_init or 1.0,
+        )
         if rival.embedding_scale:
             scale_embedding(model, rival.embedding_scale_init)
     if treatment.temperature:
         temper(model.model.norm)
 
 
-def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> ScoredTaper | None:
+def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> Taper | None:
     """Attach the taper of the arm, changed by its treatment; None for an arm that tapers nothing.
 
     Args:
-        validate: scores the model as it stands; called twice, at the taper start (`ScoredTaper`).
+        validate: scores the model as it stands; called twice, at the taper start (`ScoredTaper`), if norms are tapered.
 
     Raises:
         UserError: a norm to be tapered is no plain one.
     """
     treatment = job.treatment or Treatment.model_construct()
-    sites = () if treatment.sites == "final" else None
+    sites = () if treatment.sites == "final" or treatment.anchor_only else None
     taper = attach_variant(model, job.pretrain, sites=sites)
     if taper is None:
         return None
@@ -57,4 +65,6 @@ def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> S
         for norm in map(model.get_submodule, taper.swapped):
             assert isinstance(norm, TaperNorm)
             make_featurewise(norm)
+    if treatment.anchor_only:
+        return ScaleLossAlone.of(taper)
     return ScoredTaper.of(taper, validate)

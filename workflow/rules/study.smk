@@ -87,9 +87,11 @@ localrules:
     study_figures,
 
 
-# study_S0 is the run that the study builds on: the paper's own tables, figures and claims.
+# study_S0 is the run that the study builds on: the paper's own tables, figures and claims. It asks for the runs too:
+# Snakemake takes rows that came with a clone for made.
 rule study_S0:
     input:
+        rules.rows.input,
         rules.tables.input,
         rules.figures.input,
         rules.claims.output,
@@ -105,20 +107,17 @@ for stage in STAGES:
         input:
             stage_results(stage),
             stage_files(stage),
+            [oddities_sources(stage), oddities_files(stage)] if stage in TRIED else [],
         localrule: True
 
 
 rule study:
     input:
         [[stage_results(stage), stage_files(stage)] for stage in STAGES],
+        [[oddities_sources(stage), oddities_files(stage)] for stage in TRIED],
 
 
-# Tables and figures of every stage whose rows are there, from these rows: no run has to be.
+# Tables and figures of all whose rows are there, the paper's among them, from these rows: no run has to be.
 rule study_figures:
     input:
-        [
-            stage_files(stage)
-            for stage in STAGES
-            if Path(STAGE_ROWS.format(stage=stage)).exists()
-        ],
-        S3_FILES if RUN.robustness and Path(S3_ROWS[0]).exists() else [],
+        committed_files(),

@@ -1,12 +1,4 @@
 # Beyond the paper: what the arms of a stage with rivals leave to run, how fast that decodes, and odd inputs.
-TRIED = [
-    stage.name
-    for stage in RUN.study or ()
-    if not stage.search
-    and any(arm.treatment and arm.treatment.norm for arm in stage.arms)
-]
-
-
 def tapered_run(wildcards):
     """A tapered model of the stage's width among the run's own, whose norms make way for the arms that are timed."""
     width = RUN.stage(wildcards.stage).d_model
@@ -31,7 +23,7 @@ rule bench_rivals:
     input:
         tapered_run,
     output:
-        f"{RESULTS}/bench/rivals_{{stage}}.json",
+        RIVAL_BENCH,
     log:
         f"{LOGS}/bench/rivals_{{stage}}.log",
     conda:
@@ -54,7 +46,7 @@ rule oddities_rows:
         rules.tokens.output,
         lambda w: stage_results(w.stage),
     output:
-        f"{RESULTS}/tables/study_{{stage}}_oddities.csv",
+        ODDITIES_ROWS,
     log:
         f"{LOGS}/study/{{stage}}/oddities.log",
     conda:
@@ -76,12 +68,12 @@ rule oddities_rows:
 
 rule oddities_table:
     input:
-        rows=rules.oddities_rows.output,
-        bench=rules.bench_rivals.output,
+        rows=ODDITIES_ROWS,
+        bench=RIVAL_BENCH,
     output:
-        multiext(f"{RESULTS}/tables/table_{{stage}}_oddities", ".csv", ".md", ".tex"),
+        multiext(ODDITIES_TABLE, ".csv", ".md", ".tex"),
         report(
-            f"{RESULTS}/tables/table_{{stage}}_oddities.html",
+            f"{ODDITIES_TABLE}.html",
             caption="../report/stage.rst",
             category="Study",
         ),
@@ -102,7 +94,7 @@ localrules:
     study_oddities,
 
 
-# The second half of Table S2: `snakemake study_oddities --configfile config/cpu.yaml`, once its stage has run.
+# The second half of Table S2 alone; its stage makes it too.
 rule study_oddities:
     input:
-        expand(rules.oddities_table.output[0], stage=TRIED),
+        [oddities_files(stage) for stage in TRIED],

@@ -7,7 +7,9 @@ is left where a norm was it would make a norm again. Here that place gets a comp
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -48,7 +50,7 @@ def bridge(model: nn.Module, tokenizer: Any = None) -> TransformerBridge:
     _require_known(model, sites)
     source: Any = copy.deepcopy(model).eval()  # a bridge is built into the model that it is given
     tokens = typical_tokens(source).to(next(source.parameters()).device)
-    with torch.no_grad():
+    with torch.no_grad(), _widened(source):
         expected = logits_of(source, tokens)
     twin: Any = as_llama(source) if isinstance(source, Decoder) else source
     made = _build(twin, sites)
@@ -116,19 +118,34 @@ def _split_biases(adapter: Any) -> None:
 
 @torch.no_grad()
 def _require_same(made: TransformerBridge, tokens: Tensor, expected: Tensor) -> None:
-    """Raise UserError where the bridge computes anything but the model.
+    """Raise UserError where the bridge computes anything but the model, whose logits are `expected`, `_widened`.
 
-    Half of the digits of its dtype must agree, of float32 at most, in which transformers takes a softmax: rounding
+    Half of the digits of float32 must agree, in which transformers takes a softmax even of a wider model: rounding
     touches far fewer, another function leaves none.
     """
-    eps = max(torch.finfo(dtype).eps for dtype in (expected.dtype, torch.float32))
-    difference = (made(tokens) - expected).abs().max().item()
-    allowed = math.sqrt(eps) * expected.abs().max().item()
+    with _widened(made):
+        difference = (made(tokens) - expected).abs().max().item()
+    allowed = math.sqrt(torch.finfo(torch.float32).eps) * expected.abs().max().item()
     if not difference <= allowed:
         raise UserError(
             f"the bridge is not the model: its logits differ by {difference:.3g}, and rounding explains {allowed:.3g}; "
             "use nnsight, which runs the model's own code, and report the class and config of the model"
         )
+
+
+@contextmanager
+def _widened(module: nn.Module) -> Iterator[None]:
+    """The numbers of `module` in float32 while inside, where they are narrower: in bfloat16 rounding hides faults."""
+    # Of the class itself: a bridge's own `parameters` names those of the model it came from.
+    tensors = chain(nn.Module.parameters(module), nn.Module.buffers(module))
+    narrow = [(tensor, tensor.data) for tensor in tensors if tensor.is_floating_point() and tensor.itemsize < 4]
+    try:
+        for tensor, data in narrow:
+            tensor.data = data.float()
+        yield
+    finally:
+        for tensor, data in narrow:
+            tensor.data = data
 
 
 def _give_tokenizer(made: TransformerBridge, tokenizer: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import sha256_of
 
 SCHEMA_VERSION = 1
 
@@ -18,6 +19,19 @@ def read_document(path: Path, *kinds: str) -> dict[str, Any]:
         if found not in wanted:
             read = " or ".join(map(repr, wanted))
             raise UserError(f"{path}: {key} is {found!r} and this version reads {read}: run the job again")
+    return document
+
+
+def read_of_run(run: Path, name: str, kind: str) -> dict[str, Any]:
+    """The file `name` in a run folder, which tells of the weights beside it.
+
+    Raises:
+        UserError: it is no file of that `kind`, or tells of other weights, those of an earlier run.
+    """
+    path, weights = run / name, run / "model.safetensors"
+    document = read_document(path, kind)
+    if value_at(document, "provenance.weights_sha256", path) != (sha256_of(weights) if weights.is_file() else None):
+        raise UserError(f"{path} tells of other weights than those in {weights}: run the job that wrote it again")
     return document
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..names import of_blocks
 from . import spread_rows
-from .documents import read_document, value_at
+from .documents import read_document, read_of_run, value_at
 from .table import ABSENT, Column, Table
 
 _NOT_FINITE = "not finite"
@@ -19,7 +19,7 @@ def scores_table(runs: Mapping[str, Path], *, name: str, caption: str) -> Table:
     """A line for each base model and run, text by text, from the run folders of finished tapers, by label.
 
     Raises:
-        UserError: a folder holds no finished taper.
+        UserError: a folder holds no finished taper, or its scores or scales are of an earlier one.
     """
     records = list(_score_records(runs))
     ways = ("mean", "median", "trimmed", "p99.9", "worst")
@@ -46,7 +46,7 @@ def scores_table(runs: Mapping[str, Path], *, name: str, caption: str) -> Table:
 def _score_records(runs: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
     seen: list[tuple[str, dict[str, Any]]] = []
     for label, run in runs.items():
-        result, scores = _documents(run)
+        result, scores = _result(run), read_of_run(run, "scores.json", "scores")
         gone, norms = len(value_at(result, "norms", run)), spread_rows.read(run / "spread.json")["place"].nunique()
         for text, forms in value_at(scores, "corpora", run).items():
             for form, model, count in (("before", BASE, 0), ("after", label, gone)):
@@ -142,13 +142,13 @@ def _times(value: float) -> str:
     return _NOT_FINITE if pd.isna(value) else f"{value:.3g}×"
 
 
-def _documents(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    return read_document(run / "result.json", "finetune"), read_document(run / "scores.json", "scores")
+def _result(run: Path) -> dict[str, Any]:
+    return read_document(run / "result.json", "finetune")
 
 
 def _run_note(label: str, run: Path) -> str:
     """Where a run's numbers come from."""
-    result, _ = _documents(run)
+    result = _result(run)
     base, job, told = (value_at(result, key, run) for key in ("base", "job", "provenance"))
     packages = told["packages"]
     minutes = value_at(result, "values.train_time_s", run) / 60

@@ -36,7 +36,8 @@ def table_s3(rows: RobustnessRows, *, run: str, caption: str) -> Table:
         published=[],
         caption=(
             "Finished models on odd inputs, beyond the paper: does one without norms blow up where its Baseline does"
-            f" not?{of_several_codes(commits_of(rows))} Run {run}: {caption}"
+            f" not? The models are those of the run's own tables, tapered as its config's section taper says, and not"
+            f" arms of the study.{of_several_codes(commits_of(rows))} Run {run}: {caption}"
         ),
         notes=list(table_notes(rows, found, shown)),
         records=found,

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from . import stats
-from .documents import read_document, value_at
+from .documents import read_of_run, value_at
 
 KIND = "spread"
 FORMS = ("before", "after")
@@ -19,8 +19,11 @@ def read(path: Path) -> pd.DataFrame:
     Columns: norm, place (0, 1, … in running order), gone, constant (1 / c: the scale that stands for every token's),
     form, first, the quantiles over later positions, largest and its token (piece, position), nonfinite (tokens without
     a finite scale); rows, context and text say what was measured on. A number that is not finite is NaN.
+
+    Raises:
+        UserError: it is no such file, or tells of other weights than those beside it.
     """
-    document = read_document(path, KIND)
+    document = read_of_run(path.parent, path.name, KIND)
     shared = {key: value_at(document, key, path) for key in ("rows", "context", "text")}
     rows = [
         {"norm": entry["norm"], "place": place, **_constant(entry["c"]), "form": form, **_scales(entry[form]), **shared}

@@ -73,5 +73,8 @@ RC: dict[Any, Any] = {
 
 
 def wrapped(text: str, width_in: float) -> str:
-    """Break `text` into lines that fit a figure `width_in` inches wide at 7 points."""
-    return "\n".join(textwrap.wrap(text, int(17.5 * width_in)))
+    """Break `text` into lines that fit a figure `width_in` inches wide at 7 points, each dollar in it a dollar.
+
+    Between two of them matplotlib would set mathematics.
+    """
+    return "\n".join(textwrap.wrap(text, int(17.5 * width_in))).replace("$", r"\$")

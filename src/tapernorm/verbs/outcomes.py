@@ -27,10 +27,11 @@ def add(verbs: Verbs) -> None:
 def spread(arguments: argparse.Namespace) -> None:
     from ..devices import device_slot
     from ..runlock import run_lock
-    from ..spreadfile import spread_run
+    from ..spreadfile import result_of, spread_run
     from .recipes import quiet
 
     quiet()
+    result_of(arguments.model)  # refused before the lock makes a folder
     out = arguments.model / "spread.json"
     with device_slot(arguments.device, 1), run_lock(arguments.model):
         spread_run(arguments.model, out, tokens=arguments.tokens, device=arguments.device, threads=arguments.threads)

@@ -34,7 +34,7 @@ def add(verbs: Verbs) -> None:
         type=_weight,
         default=0.0,
         metavar="X",
-        help="weight of a loss that levels token scales at every norm, for massive activations; 0.2 is a start",
+        help="weight of a loss that levels token scales at the norms that go, in place of the scale loss; try 0.2",
     )
     made.add_argument("--keep-norms", action="store_true", help="a control: the same training, every norm kept")
     made.add_argument("--precision", choices=_PRECISIONS, help="bf16: autocast; default: bf16 on a GPU")
@@ -50,7 +50,10 @@ def add(verbs: Verbs) -> None:
         "--context", type=positive, metavar="N", help="tokens of a row; default: the model's, at most 1024"
     )
     made.add_argument(
-        "--micro-batch", type=positive, metavar="N", help="rows per forward pass: lower it to save memory"
+        "--micro-batch",
+        type=positive,
+        metavar="N",
+        help="rows per forward pass: lower it to save memory; part of what --level computes",
     )
     made.add_argument("--seed", type=int, default=1, metavar="S")
     made.add_argument("--threads", type=positive, metavar="N", help="CPU threads; default: all")
@@ -132,9 +135,10 @@ def _named(option: str) -> tuple[str, str]:
 
 def _shown(statistics: dict[str, Any]) -> str:
     mean, bits = statistics["rows"]["mean"], statistics["bits_per_byte"]
-    if mean is None or bits is None:
-        return "not finite"
-    return f"{mean:.4f} nats/token, {bits:.4f} bits/byte"
+    if mean is None:
+        count = statistics["rows"]["nonfinite"]
+        return f"not finite in {count} row{'s' if count > 1 else ''}"
+    return f"{mean:.4f} nats/token" + ("" if bits is None else f", {bits:.4f} bits/byte")
 
 
 def _steps(text: str) -> int:
