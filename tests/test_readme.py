@@ -26,6 +26,19 @@ def test_the_demo_tables_are_the_committed_ones():
         assert "\n".join(rows) in README
 
 
+def test_the_scores_of_smollm2_are_the_committed_ones():
+    text = (ROOT / "results/smollm2/tables/scores.md").read_text(encoding="utf-8")
+    rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    assert rows.count("\n") == 4
+    assert rows in README
+    assert rows in (ROOT / "docs/smollm2.md").read_text(encoding="utf-8")
+
+
+def test_nothing_is_left_to_fill_in():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        assert "@@" not in page.read_text(encoding="utf-8"), page
+
+
 def test_every_bound_of_the_benchmark_is_quoted_as_measured():
     figures = json.loads((ROOT / "results/bench/bench.json").read_text())
     bounded = [figure for figure in figures if figure["bound"]]
