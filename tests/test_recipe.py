@@ -64,6 +64,20 @@ def finished(home, tmp_path_factory) -> Path:
     return out
 
 
+def cut_at(step: int, asked: Request, monkeypatch) -> None:
+    """Run the recipe until it is asked to stop before `step`."""
+    stock = Trainer.step
+
+    def cut(trainer, k):
+        if k == step:
+            raise Stopped(signal.SIGTERM)
+        return stock(trainer, k)
+
+    monkeypatch.setattr(Trainer, "step", cut)
+    with pytest.raises(Stopped):
+        taper_model(asked)
+
+
 def documents(run: Path, split: str) -> list[str]:
     lines = (run / f"data/held-out/corpus/{split}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["text"] for line in lines]
@@ -151,15 +165,7 @@ def test_the_same_command_again_finds_everything_done(home, finished, capsys):
 def test_a_run_that_was_cut_ends_as_one_that_was_not(home, tmp_path, monkeypatch):
     whole = taper_model(request(home, tmp_path / "whole"))
     stock = Trainer.step
-
-    def cut(trainer, k):
-        if k == 10:
-            raise Stopped(signal.SIGTERM)
-        return stock(trainer, k)
-
-    monkeypatch.setattr(Trainer, "step", cut)
-    with pytest.raises(Stopped):
-        taper_model(request(home, tmp_path / "cut"))
+    cut_at(10, request(home, tmp_path / "cut"), monkeypatch)
     monkeypatch.setattr(Trainer, "step", stock)
     assert list((tmp_path / "cut/resume").rglob("step-*.pt"))
     scores = taper_model(request(home, tmp_path / "cut"))
@@ -420,15 +426,7 @@ def test_a_levelled_run_that_was_cut_ends_as_one_that_was_not(home, tmp_path, mo
     rows = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
     assert rows[0]["aux"] > 0  # from the first step on, before the gate falls
     stock = Trainer.step
-
-    def cut(trainer, k):
-        if k == 10:
-            raise Stopped(signal.SIGTERM)
-        return stock(trainer, k)
-
-    monkeypatch.setattr(Trainer, "step", cut)
-    with pytest.raises(Stopped):
-        taper_model(request(home, tmp_path / "cut", **levelled))
+    cut_at(10, request(home, tmp_path / "cut", **levelled), monkeypatch)
 
     started = []
 

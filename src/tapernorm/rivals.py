@@ -29,38 +29,29 @@ from .models.llama import Decoder
 from .norms import LayerNorm, RMSNorm
 
 
-class DynamicTanh(nn.Module):
-    """gamma tanh(alpha x) + beta.
-
-    Args:
-        width: D.
-        alpha: where alpha starts.
-    """
+class _Rival(nn.Module):
+    """What both have: alpha, which starts at `alpha`, and gamma and beta (D,), as a norm's `weight` and `bias`."""
 
     def __init__(self, width: int, alpha: float = 0.5) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor(alpha))
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
+
+
+class DynamicTanh(_Rival):
+    """gamma tanh(alpha x) + beta."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.bias, self.weight, torch.tanh(self.alpha * x))
 
 
-class DynamicErf(nn.Module):
-    """gamma erf(alpha x + s) + beta.
-
-    Args:
-        width: D.
-        alpha: where alpha starts.
-    """
+class DynamicErf(_Rival):
+    """gamma erf(alpha x + s) + beta."""
 
     def __init__(self, width: int, alpha: float = 0.5) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.tensor(alpha))
+        super().__init__(width, alpha)
         self.shift = nn.Parameter(torch.tensor(0.0))  # s
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.bias, self.weight, torch.erf(self.alpha * x + self.shift))
