@@ -57,6 +57,13 @@ def points(axes, label):
     return found.get_offsets()
 
 
+@pytest.mark.parametrize(("gone", "title"), [(True, "after: tapered"), (False, "after: trained, every norm kept")])
+def test_a_control_is_not_called_tapered(tmp_path, gone, title):
+    rows = rows_of(tmp_path)
+    figure, _ = figure_spread(rows if gone else rows.assign(gone=False), run="mine", caption="")
+    assert figure.axes[1].get_title(loc="left").startswith(title)
+
+
 def test_each_panel_draws_its_form(tmp_path):
     rows = rows_of(tmp_path)
     figure, frame = figure_spread(rows, **TEXT)

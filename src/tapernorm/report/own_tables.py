@@ -34,7 +34,7 @@ def scores_table(runs: Mapping[str, Path], *, name: str, caption: str) -> Table:
         ],
         rows=[_score_cells(record) for record in records],
         published=[],
-        caption=f"Cross-entropy (nats/token) before and after tapering, norm-free parts folded. Run {name}: {caption}",
+        caption=f"Cross-entropy (nats/token) before and after training, norm-free parts folded. Run {name}: {caption}",
         notes=[
             "trimmed: without the 2.5 % of rows at either end; worst: the largest mean loss of a row.",
             *(_run_note(label, run) for label, run in runs.items()),
@@ -109,8 +109,8 @@ def norms_table(label: str, run: Path, *, name: str, caption: str) -> Table:
         rows=[_norm_cells(before, after) for before, after in pairs],
         published=[],
         caption=(
-            f"Per-token scale at every norm of `{label}` before and after tapering: its median at positions after the "
-            f"first, and multiples of that. Run {name}: {caption}"
+            f"Per-token scale at every norm of the run {label}, before and after: its median at positions after "
+            f"the first, and multiples of that. Run {name}: {caption}"
         ),
         notes=[
             f"{first['rows']} held-out rows of {first['context']} tokens; {first['text']}. 1/c: the scale that stands"

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from . import bands, style
 
-_TITLES = {"before": "before: the base model", "after": "after: tapered, at g = 0"}
+_FORMS = ("before", "after")
 _FIRST: dict[str, Any] = {"marker": "^", "s": 9, "linewidths": 0, "color": style.LINES["all"]["color"]}
 _LARGEST: dict[str, Any] = {"marker": "x", "s": 7, "linewidths": 0.7, "color": style.LINES["all_aux"]["color"]}
 _GONE, _KEPT = style.LINES["internal_aux"]["color"], style.LINES["baseline"]["color"]
@@ -30,7 +30,7 @@ def figure_spread(rows: pd.DataFrame, *, run: str, caption: str) -> tuple[Figure
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=(style.PAGE_IN, height_in), layout="constrained")
         panels = figure.subplots(2, 1, sharex=True, sharey=_comparable(rows))
-        for axes, (form, title) in zip(panels, _TITLES.items(), strict=True):
+        for axes, (form, title) in zip(panels, _titles(rows).items(), strict=True):
             _draw(axes, bands.where(rows, form=form))
             axes.set_title(title, loc="left")
             axes.set_ylabel("per-token scale s")
@@ -42,9 +42,15 @@ def figure_spread(rows: pd.DataFrame, *, run: str, caption: str) -> tuple[Figure
     return figure, rows
 
 
+def _titles(rows: pd.DataFrame) -> dict[str, str]:
+    """Form -> what its panel shows; a control has no norm gone."""
+    after = "tapered, at g = 0" if bool(rows["gone"].any()) else "trained, every norm kept"
+    return dict(zip(_FORMS, ("before: the base model", f"after: {after}"), strict=True))
+
+
 def _comparable(rows: pd.DataFrame) -> bool:
     """Whether both forms are readable on one axis; what a taper let grow without bound would flatten the other."""
-    tops = [float(bands.where(rows, form=form)[["first", "largest"]].max(axis=None)) for form in _TITLES]
+    tops = [float(bands.where(rows, form=form)[["first", "largest"]].max(axis=None)) for form in _FORMS]
     return max(tops) <= _MOST_APART * min(tops)
 
 
@@ -98,7 +104,7 @@ def _note(rows: pd.DataFrame, run: str, caption: str) -> str:
         f"Run {run}: {gone} of {len(norms)} norms gone.",
         f"{first['rows']} held-out rows of {first['context']} tokens ({first['text']}).",
     ]
-    for form in _TITLES:
+    for form in _FORMS:
         mine = [record for record in records if record["form"] == form]
         parts.append(f"Largest tokens {form}, in multiples of the median: {', '.join(_largest(mine))}.")
         if (lost := max(record["nonfinite"] for record in mine)) > 0:
