@@ -38,7 +38,7 @@ def cluster(folder: Path) -> Iterator[None]:
     processors = len(os.sched_getaffinity(0))
     with ExitStack() as stack:
         control_port, node_port = _free_ports(2)
-        munge = _munge_folder()
+        munge = _make_munge_folder()
         stack.callback(shutil.rmtree, munge)
         CONFIGURATION.parent.mkdir(exist_ok=True)
         stack.callback(CONFIGURATION.unlink, missing_ok=True)
@@ -105,9 +105,14 @@ def _daemon(folder: Path, command: list[str], user: str = "root") -> Iterator[No
             process.wait(timeout=30)
 
 
-def _munge_folder() -> Path:
+def munge_folder() -> Path:
+    """Where munged's files of this process's cluster lie; one that was killed leaves its own behind."""
+    return Path("/run") / f"test-munge-{os.getpid()}"
+
+
+def _make_munge_folder() -> Path:
     """A key and places for munged, which insists on folders that nobody else can write to, up to the root."""
-    munge = Path("/run") / f"test-munge-{os.getpid()}"
+    munge = munge_folder()
     munge.mkdir(mode=0o755)
     subprocess.run(["mungekey", "--create", f"--keyfile={munge}/key"], check=True)
     for path in (munge, munge / "key"):

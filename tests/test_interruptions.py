@@ -67,7 +67,8 @@ def test_a_stopped_training_fails_its_job_and_the_same_call_goes_on(running, how
 
 
 def test_a_second_snakemake_is_refused_with_the_remedy(running):
-    folder, config, engine, _ = running
+    folder, config, engine, run = running
+    os.kill(trainer_pid(run), signal.SIGSTOP)  # so that it lasts as long as this test looks
     second = snakemake(folder, TARGET, "--configfile", config)
     said = second.stdout + second.stderr
     assert second.returncode != 0
