@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tapernorm.compute import pick_device
 from tapernorm.decode_bench import run_benchmark
 from tapernorm.evaluate import Evaluation, evaluate
 from tapernorm.files import write_json
@@ -26,7 +27,7 @@ from tapernorm.pretrain import attach_variant
 from tapernorm.report import decode_rows, decode_tables, table
 from tapernorm.rng import generator
 from tapernorm.settings import BenchConfig, HardwareConfig, paper_d_ff
-from tapernorm.train import Plan, Trainer, pick_device
+from tapernorm.train import Plan, Trainer
 
 CAPTION = "Decoding benchmark on its own: a briefly trained model, whose speed is that of any model of its shape."
 VALIDATION_TOKENS = 32768

@@ -12,6 +12,7 @@ from builders import decoder, shape, tokens
 from hugging_face import hugging_face
 from safetensors.torch import load_file
 
+from tapernorm.compute import has_compiler
 from tapernorm.decode import Sampling, generate, pad_left
 from tapernorm.errors import UserError
 from tapernorm.folding import fold
@@ -19,7 +20,6 @@ from tapernorm.models.llama import Decoder
 from tapernorm.models.packed import PackedDecoder
 from tapernorm.rng import generator
 from tapernorm.settings import DecoderConfig
-from tapernorm.train import has_compiler
 
 STORIES = Path(__file__).parents[2] / "shared/models/stories260K"
 PROMPTS = ([3, 17, 8, 8, 21], [11, 2], [5, 9, 26, 1])  # of different lengths

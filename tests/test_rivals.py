@@ -9,6 +9,7 @@ import torch
 from builders import NORMS, array, close, decoder, normal, randomise, snapshot, tokens, uniform
 
 from tapernorm.arch import architecture_of, has_tied_head
+from tapernorm.compute import has_compiler
 from tapernorm.decode import compiled_step, decode_step, prefill
 from tapernorm.errors import UserError
 from tapernorm.folding import fold
@@ -19,7 +20,6 @@ from tapernorm.models.store import load, save
 from tapernorm.norms import is_norm
 from tapernorm.rivals import RIVALS, DynamicErf, ScaledEmbedding, replace_norms, scale_embedding
 from tapernorm.taper import attach
-from tapernorm.train import has_compiler
 
 every_kind = pytest.mark.parametrize("kind", RIVALS)
 

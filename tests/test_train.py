@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from training import HARDWARE, START, STEPS, make_job
 
+from tapernorm.compute import pick_device
 from tapernorm.errors import UserError
 from tapernorm.evaluate import Evaluation
 from tapernorm.files import read_json
@@ -22,7 +23,7 @@ from tapernorm.optimisation import Optimisation
 from tapernorm.pretrain import attach_variant
 from tapernorm.rng import generator
 from tapernorm.schedule import GateSchedule, gate_at, lr_at
-from tapernorm.train import Diverged, Plan, Trainer, pick_device
+from tapernorm.train import Diverged, Plan, Trainer
 
 GROUPS = ("embeddings", "attention", "mlp", "norms")
 PARTS = {"norm": "norms", "self_attn.": "attention", ".mlp.": "mlp"}

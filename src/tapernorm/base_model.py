@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from .compute import take_device
 from .data.blocks import Blocks, batch_of
 from .errors import UserError
 from .evaluate import Evaluation, evaluate_blocks
@@ -21,7 +21,7 @@ from .provenance import provenance
 from .rng import generator
 from .runlock import run_lock
 from .settings import HardwareConfig
-from .train import Plan, Trainer, pick_device
+from .train import Plan, Trainer
 from .training_run import SCHEMA_VERSION, data_hashes, fingerprint_of, run_training
 
 
@@ -70,8 +70,7 @@ def make_base(job: BaseJob, blocks: Path | None, out: Path, hardware: HardwareCo
 def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
     made = job.fresh
     assert made is not None  # a job has one of source and fresh
-    device = pick_device(hardware.device)
-    torch.set_num_threads(hardware.threads)
+    device = take_device(hardware.device, hardware.threads)
     train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
     require_context(job.context, train_blocks, blocks)
     fingerprint = fingerprint_of(job, data_hashes(train_blocks.manifest))

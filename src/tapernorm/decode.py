@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .compute import require_compiler
 from .errors import UserError
 from .models.cache import KVCache
 from .models.packed import PackedDecoder, Position
-from .train import require_compiler
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .arms import make_arms
 from .bench import Samples, interleave
+from .compute import has_compiler
 from .decode import decode_step, prefill
 from .errors import UserError
 from .identity import digest
@@ -28,7 +29,6 @@ from .models.packed import PackedDecoder
 from .provenance import provenance
 from .rng import generator
 from .settings import BenchConfig
-from .train import has_compiler
 
 SCHEMA_VERSION = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

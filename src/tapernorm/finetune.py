@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .arch import context_of
+from .compute import take_device
 from .data.blocks import Blocks, batch_of
 from .driver import NormDriver
 from .errors import UserError
@@ -21,7 +22,7 @@ from .optimisation import Optimisation
 from .schedule import GateSchedule
 from .settings import HardwareConfig
 from .taper import attach
-from .train import IGNORED, Plan, Trainer, pick_device
+from .train import IGNORED, Plan, Trainer
 from .training_run import data_hashes, fingerprint_of, require_vocabulary, run_training
 
 
@@ -31,8 +32,7 @@ def finetune(job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: Ha
     Raises:
         UserError: base, blocks and job do not fit, another process holds `out`, or the run diverged.
     """
-    device = pick_device(hardware.device)
-    torch.set_num_threads(hardware.threads)
+    device = take_device(hardware.device, hardware.threads)
     job.require_whole_micro_batches(hardware.devices_per_job)
     if job.micro_batch is not None:  # it defines FakeLN's numbers, so that it is not the hardware's choice
         hardware = hardware.model_copy(update={"micro_batch": job.micro_batch})

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .arch import context_of
+from .compute import take_device
 from .data.tokens import TokenStream
 from .errors import UserError
 from .evaluate import evaluate
@@ -15,7 +16,6 @@ from .files import read_json, sha256_of, write_json
 from .folding import fold
 from .models.store import load, save
 from .provenance import provenance
-from .train import pick_device
 from .training_run import require_vocabulary
 
 SCHEMA_VERSION = 1
@@ -35,8 +35,7 @@ def fold_run(
     if not (run / "result.json").is_file():
         raise UserError(f"{run} holds no result.json: give the run folder of a tapered model")
     trained = read_json(run / "result.json")
-    chosen = pick_device(device)
-    torch.set_num_threads(threads)
+    chosen = take_device(device, threads)
     model = load(run).to(chosen)
     stream = None if tokens is None else _open_stream(tokens, model)
     (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .arch import vocabulary_of
+from .compute import take_device
 from .data.coders import Coder, open_tokenizer, piece_of
 from .data.hubtokenizer import save_hub_tokenizer
 from .data.sources import open_source
@@ -24,7 +25,6 @@ from .owntext import data_config
 from .pretrained import load_pretrained
 from .request import Request, hardware_of, job_of
 from .spread import FIRST_LIMIT, TAIL_LIMIT, ScaleSpread, measure
-from .train import pick_device
 
 _OPERATIONS = 3e11  # of one look, about: seconds on two cores
 _FEWEST, _MOST = 256, 8192  # tokens of one look
@@ -106,12 +106,12 @@ def look_ahead(request: Request, base: Path, outlined: nn.Module) -> Look:
     if (size := parameter_count(outlined)) > _LARGEST:
         raise UserError(f"{size:,} parameters are too many for a quick look, which takes up to {_LARGEST:,.0f}")
     hardware = hardware_of(request, outlined)
-    torch.set_num_threads(hardware.threads)
+    device = take_device(hardware.device, hardware.threads)
     with tempfile.TemporaryDirectory() as name:
         save_hub_tokenizer(base, Path(name), vocab_size=vocabulary_of(outlined))
         coder = open_tokenizer(Path(name))
     rows = _rows(request, outlined, coder)
-    model = load_pretrained(base).to(pick_device(hardware.device))
+    model = load_pretrained(base).to(device)
     return look_at(model, rows, coder)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from .compute import pick_device
 from .data.tokenizer import Tokenizer
 from .decode import Sampling, generate
 from .errors import UserError
@@ -12,7 +13,6 @@ from .models.llama import Decoder
 from .models.packed import PackedDecoder
 from .models.store import load
 from .rng import generator
-from .train import pick_device
 
 
 def stream_text(

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .compute import take_device
 from .data.tokens import TokenStream, windows
 from .driver import NormDriver
 from .evaluate import Evaluation, evaluate, scoring_windows
@@ -19,7 +19,7 @@ from .rng import generator
 from .schedule import GateSchedule
 from .settings import HardwareConfig, Strict
 from .taper import Taper, attach
-from .train import Plan, Trainer, pick_device
+from .train import Plan, Trainer
 from .training_run import data_hashes, fingerprint_of, require_vocabulary, run_training
 
 _RADIAL_TOKENS = 1024  # of the validation split, on which Prop. 4.1 is measured
@@ -62,8 +62,7 @@ def train_decoder(
     Raises:
         UserError: as `pretrain`.
     """
-    device = pick_device(hardware.device)
-    torch.set_num_threads(hardware.threads)
+    device = take_device(hardware.device, hardware.threads)
     train_stream, valid_stream = (TokenStream.open(tokens, split) for split in ("train", "valid"))
     require_vocabulary(job.model.vocab_size, train_stream.manifest, tokens)
 

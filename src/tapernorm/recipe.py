@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .compute import take_device
 from .data.blocks import Blocks, batch_of
 from .data.coders import Coder, open_tokenizer
 from .data.origins import origin_of
@@ -43,7 +44,7 @@ from .scoring import target_bytes
 from .selfcheck import FILE
 from .settings import HardwareConfig
 from .taper import Taper, attach
-from .train import Plan, Trainer, pick_device
+from .train import Plan, Trainer
 from .training_run import data_hashes, fingerprint_of, run_training
 
 SCORES, EXPORT = "scores.json", "export"
@@ -62,8 +63,7 @@ def taper_model(request: Request) -> dict[str, Any]:
     outlined = skeleton(base)
     job, hardware = job_of(request, outlined), hardware_of(request, outlined)
     form = form_of(request, outlined)  # refused, if at all, before any work
-    device = pick_device(hardware.device)
-    torch.set_num_threads(hardware.threads)
+    device = take_device(hardware.device, hardware.threads)
     with run_lock(request.out / "data"):
         blocks = prepare(request, base, outlined, job.context)
         facts = {"source": request.model, "commit": commit_of(base), "licence": licence_of(base)}

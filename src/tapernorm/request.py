@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 
 from .arch import context_of, select_norms
+from .compute import pick_device
 from .errors import UserError
 from .export import FORMS, Form
 from .gpt2_settings import FinetuneConfig, Method, TaperWindow
@@ -16,7 +17,6 @@ from .jobs import FinetuneJob, OwnJob
 from .models.llama import parameter_count
 from .settings import HardwareConfig
 from .stock import why_not_stock
-from .train import pick_device
 
 _CONTEXT = 1024  # tokens of a row, at most
 _MICRO_TOKENS = 8192  # per forward pass

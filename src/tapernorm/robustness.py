@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .arch import vocabulary_of
+from .compute import take_device
 from .data.coders import Coder, open_tokenizer
 from .errors import UserError
 from .files import sha256_of, write_json
@@ -25,7 +26,6 @@ from .models.store import load
 from .provenance import provenance
 from .robustness_settings import BASELINE, LONGER, TIMES, RobustnessJob
 from .rowscore import TAIL, evaluating
-from .train import pick_device
 from .training_run import require_vocabulary
 from .trials import Part, Trial, trials
 
@@ -59,8 +59,7 @@ def score_models(
     """
     _require_names("models", models, job.models)
     _require_names("texts", texts, [text.name for text in job.robustness.texts])
-    chosen = pick_device(device)
-    torch.set_num_threads(threads)
+    chosen = take_device(device, threads)
     coder = open_tokenizer(tokenizer)
     tried = trials(job, coder, tokens, texts)
     references: dict[str, Tensor] = {}  # trial -> the Baseline's losses

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .arch import context_of, vocabulary_of
+from .compute import take_device
 from .data.blocks import Blocks
 from .data.coders import Coder, open_tokenizer
 from .data.origins import origin_of
@@ -19,7 +20,6 @@ from .models.llama import parameter_count
 from .models.store import load
 from .provenance import provenance
 from .rowscore import score_rows
-from .train import pick_device
 from .training_run import require_vocabulary
 
 SCHEMA_VERSION = 1
@@ -52,8 +52,7 @@ def evaluate_model(
     _require_forms(forms)
     _require_folded_from(forms)
     _require_names(job, corpora)
-    chosen = pick_device(device)
-    torch.set_num_threads(threads)
+    chosen = take_device(device, threads)
     coder = open_tokenizer(tokenizer)
     blocks = {name: Blocks.open(folder, SPLIT) for name, folder in corpora.items()}
     for name, opened in blocks.items():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .arch import architecture_of
+from .compute import take_device
 from .data.blocks import Blocks
 from .data.coders import Coder, open_tokenizer, piece_of
 from .data.origins import origin_of
@@ -19,7 +20,6 @@ from .owntext import HELD_OUT
 from .pretrained import find, load_pretrained, model_digest
 from .provenance import provenance
 from .spread import Outlier, ScaleSpread, measure
-from .train import pick_device
 
 SCHEMA_VERSION = 1
 KIND = "spread"
@@ -43,8 +43,7 @@ def spread_run(run: Path, out: Path, *, tokens: int, device: str, threads: int) 
     identity = digest([weights, told["base"]["digest"], blocks.split["sha256"], len(rows)])
     if out.is_file() and (known := read_json(out)).get("identity") == identity:
         return known
-    chosen = pick_device(device)
-    torch.set_num_threads(threads)
+    chosen = take_device(device, threads)
     before = measure(load_pretrained(base).to(chosen), rows, batch=_BATCH)
     tapered = load(run).to(chosen)
     after = measure(tapered, rows, batch=_BATCH)

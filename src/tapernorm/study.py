@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .compute import pick_device
 from .driver import NormDriver
 from .evaluate import Evaluation
 from .files import read_json, write_json
@@ -16,7 +17,7 @@ from .ranks import from_leader
 from .runlock import run_lock
 from .settings import HardwareConfig
 from .study_settings import ArmJob
-from .train import Diverged, pick_device
+from .train import Diverged
 from .training_run import RESULT_FILES, SCHEMA_VERSION
 from .treatments import attach, prepare
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from .compute import take_device
 from .data.tokens import TokenStream
 from .errors import UserError
 from .files import read_json
@@ -12,7 +11,6 @@ from .models.llama import Decoder
 from .models.store import load
 from .oddities import oddities
 from .study_cells import StageJob
-from .train import pick_device
 from .training_run import require_vocabulary
 
 
@@ -26,7 +24,7 @@ def stage_oddities(job: StageJob, results: Path, tokens: Path, *, device: str, t
     Raises:
         UserError: a run is missing, is of another job than the stage's, or has another vocabulary.
     """
-    torch.set_num_threads(threads)
+    chosen = take_device(device, threads)
     stream = TokenStream.open(tokens, "valid")
     rows = []
     for run in job.runs:
@@ -49,7 +47,7 @@ def stage_oddities(job: StageJob, results: Path, tokens: Path, *, device: str, t
         if "diverged" in result:
             rows.append(row | {"outcome": "diverged"})
             continue
-        model = load(folder, Decoder).to(pick_device(device))
+        model = load(folder, Decoder).to(chosen)
         require_vocabulary(model.config.vocab_size, stream.manifest, tokens)
         rows.append(row | {"outcome": "finished"} | _flat(oddities(model, stream.tokens)))
     return rows

@@ -8,7 +8,6 @@ an optimizer step sees, the gradients, the norms' statistics and the losses, is 
 """
 
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from .anchor import ScaleProbe
 from .arch import architecture_of, logits_of, vocabulary_of
 from .checkpoint import Checkpoints
+from .compute import require_compiler
 from .driver import NormDriver
 from .errors import UserError
 from .evaluate import Evaluation
@@ -80,29 +80,6 @@ class Plan:
     remedy: str = "lower train.lr or train.clip_norm"
     salvage: Callable[[int], str] | None = None
     tolerant: bool = False
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one.
-
-    Raises:
-        UserError: CUDA is asked for and absent.
-    """
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise UserError("device cuda: this PyTorch sees no CUDA device; set hardware.device to auto or cpu")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
-
-
-def has_compiler(device: torch.device) -> bool:
-    """Whether torch.compile can build code here: on a CPU it needs a C++ compiler."""
-    return device.type == "cuda" or any(map(shutil.which, ("g++", "clang++", "c++")))
-
-
-def require_compiler(device: torch.device) -> None:
-    """Raise UserError where torch.compile cannot work."""
-    if not has_compiler(device):
-        raise UserError("torch.compile needs a C++ compiler on a CPU: install g++, or leave compile off")
 
 
 def checkpoint_activations(model: nn.Module) -> None:

@@ -75,18 +75,15 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | None]:
-    import torch
-
     from ..arch import context_of, vocabulary_of
+    from ..compute import take_device
     from ..data.tokens import TokenStream
     from ..evaluate import evaluate
     from ..files import write_json
     from ..models.store import load
-    from ..train import pick_device
     from ..training_run import require_vocabulary
 
-    device = pick_device(arguments.device)
-    torch.set_num_threads(arguments.threads)
+    device = take_device(arguments.device, arguments.threads)
     model = load(arguments.model).to(device)
     stream = TokenStream.open(arguments.tokens, arguments.split or "valid")
     require_vocabulary(vocabulary_of(model), stream.manifest, arguments.tokens)
@@ -196,11 +193,11 @@ def generate(arguments: argparse.Namespace) -> None:
 def bench(arguments: argparse.Namespace) -> None:
     job = job_of(arguments, BenchJob, Config.bench_job)
 
+    from ..compute import pick_device
     from ..decode_bench import run_benchmark
     from ..files import read_json, write_json
     from ..models.llama import Decoder
     from ..models.store import load
-    from ..train import pick_device
 
     model = load(arguments.model, Decoder)
     result = arguments.model / "result.json"

@@ -138,8 +138,8 @@ def _on_devices(
         whole: as `device_slot` takes it.
     """
     with device_slot(hardware.device, hardware.jobs_per_gpu, whole=whole):
+        from ..compute import pick_device
         from ..ranks import joined, leads
-        from ..train import pick_device
 
         device = pick_device(hardware.device)
         if hardware.devices_per_job > 1:
