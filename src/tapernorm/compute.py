@@ -1,0 +1,65 @@
+"""What a job computes on: its device, its CPU threads, a compiler, and memory that it keeps for its next step."""
+
+import ctypes
+import shutil
+
+import torch
+
+from .errors import UserError
+
+# Parameters of glibc's mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 2**31 - 1  # at the heap's end: the most that mallopt's int takes
+_MAPPED_BYTES = 1 << 25  # allocations from here on are mapped, and given back, each by itself: glibc's own maximum
+
+
+def take_device(name: str, threads: int) -> torch.device:
+    """The device of that name, and this process set up to compute: so many CPU threads, freed memory kept.
+
+    Raises:
+        UserError: as `pick_device`.
+    """
+    device = pick_device(name)
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    return device
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one.
+
+    Raises:
+        UserError: CUDA is asked for and absent.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UserError("device cuda: this PyTorch sees no CUDA device; set hardware.device to auto or cpu")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep memory that tensors on the CPU free, for those of the next step; whether it does.
+
+    By default glibc hands the end of its heap back to the kernel whenever a few dozen MB of it are free, which after
+    each step they are; the kernel then clears the same pages anew for the next. No number changes. Other C libraries
+    are left as they are.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        return False
+    set_both = [
+        library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES),
+        library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES),
+    ]
+    return all(set_both)
+
+
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch.compile can build code here: on a CPU it needs a C++ compiler."""
+    return device.type == "cuda" or any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raise UserError where torch.compile cannot work."""
+    if not has_compiler(device):
+        raise UserError("torch.compile needs a C++ compiler on a CPU: install g++, or leave compile off")
