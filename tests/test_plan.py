@@ -14,7 +14,8 @@ from tapernorm.cli import main
 from tapernorm.configfile import load_config
 from tapernorm.errors import UserError
 from tapernorm.estimates import Throughput
-from tapernorm.plan import EAGER, Item, Plan, plan_of
+from tapernorm.plan import Item, Plan, expected_seconds, plan_of
+from tapernorm.speeds import EAGER, ENGINE_S, measured_speeds
 
 ROOT = Path(__file__).parents[1]
 PAPER = ROOT / "config/paper.yaml"
@@ -137,10 +138,10 @@ def test_a_checkpoint_holds_weights_and_two_moments_and_three_exist_at_once(conf
 
 def test_more_cores_shorten_what_runs_side_by_side_alone(config):
     demo = load_config(ROOT / "config/demo.yaml")
-    one, two, four = (plan.expected_seconds(demo, cores) for cores in (1, 2, 4))
+    one, two, four = (expected_seconds(demo, cores) for cores in (1, 2, 4))
     assert one - two == pytest.approx(2 * (two - four))
-    assert two - four < (two - plan.ENGINE_S) / 2  # the benchmark has all cores to itself
-    assert plan.expected_seconds(load_config(ROOT / "config/test.yaml"), 2) < two / 2
+    assert two - four < (two - ENGINE_S) / 2  # the benchmark has all cores to itself
+    assert expected_seconds(load_config(ROOT / "config/test.yaml"), 2) < two / 2
 
 
 def test_speeds_given_on_the_command_line_replace_ours(config):
@@ -154,9 +155,9 @@ def test_speeds_given_on_the_command_line_replace_ours(config):
 
 def test_measured_speeds_are_medians_of_finished_runs(tmp_path):
     (tmp_path / "results.csv").write_text("d_model,tokens_per_s\n64,1.0\n64,5.0\n64,2.0\n128,7.5\n")
-    assert plan.measured_speeds(tmp_path / "results.csv") == {64: 2.0, 128: 7.5}
+    assert measured_speeds(tmp_path / "results.csv") == {64: 2.0, 128: 7.5}
     with pytest.raises(UserError, match="tapernorm rows"):
-        plan.measured_speeds(tmp_path / "absent.csv")
+        measured_speeds(tmp_path / "absent.csv")
 
 
 def test_the_verb_prints_every_rule_the_published_hours_and_each_defaults_saving(capsys):

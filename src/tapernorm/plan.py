@@ -1,69 +1,19 @@
 """What a whole config costs before anything runs: jobs, tokens, FLOPs, disk and hours, rule by rule.
 
 Arithmetic on the config alone; no torch. FLOPs of training are exact (`estimates.Load`), times and texts are estimates,
-each from a constant that says where it comes from.
+each from a constant that says where it comes from (those of machines in `speeds`).
 """
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from statistics import median
-from typing import Self
 
 from .config import Config
-from .errors import UserError
 from .estimates import Load, Throughput
 from .report.published import PRETRAIN_HOURS_H100
 from .settings import DataConfig, HardwareConfig
+from .speeds import COMPILED, CPU, CPU_DECODE_STEP_S, CPU_OVERHEAD_S, EAGER, ENGINE_S, FLOAT32, Speeds
 from .study_cells import trained_arms
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """One eager job that has its device for itself; `step_s` is of a forward and backward pass."""
-
-    decoder: Throughput
-    gpt2: Throughput
-
-    def given(self, *, step_s: float | None = None, flops_per_s: float | None = None) -> Self:
-        """The same with what is given in place of both models' own."""
-        new = {"step_s": step_s, "flops_per_s": flops_per_s}
-        changes = {name: value for name, value in new.items() if value is not None}
-        return replace(self, decoder=replace(self.decoder, **changes), gpt2=replace(self.gpt2, **changes))
-
-
-# An H100. With the steps that config/paper.yaml assumes, the first two numbers give the paper's own hours of its four
-# widths within 12 %: nearly all of a step is overhead, and how fast the arithmetic is hardly shows. GPT-2's arithmetic
-# is assumed to reach a fifth of the bf16 peak, its matrices being wide.
-EAGER = Speeds(decoder=Throughput(0.15, 5e13), gpt2=Throughput(0.15, 2e14))
-# Expected, not measured on any GPU by this project.
-COMPILED = 0.5  # of a step's overhead is left by torch.compile
-FLOAT32 = 0.25  # of bf16's arithmetic is done by float32 in the same time
-
-# One thread of a server's CPU, AMD EPYC, two busy at once. Steps of the demo's decoders of two layers took 8.6, 9.8,
-# 10.5 and 12.3 ms at widths 16 to 48; those of its GPT-2s, of two and three layers, 11.8 and 17.0 ms a pass of 8 rows.
-# What a job takes besides its steps, in seconds, is from the same runs.
-CPU = Speeds(decoder=Throughput(7.5e-3, 7e10), gpt2=Throughput(2e-3, 2.5e10))
-CPU_OVERHEAD_S = {
-    "corpus": 0.5,
-    "tokenizer": 0.5,
-    "tokens": 2.0,
-    "pretrain": 3.0,
-    "arm": 3.0,
-    "fold": 1.8,
-    "bench": 2.5,
-    "base": 5.0,
-    "finetune": 5.0,
-    "finetune_fold": 4.5,
-    "evaluate": 5.0,
-    "rows": 1.0,
-    "table": 1.2,
-    "figure": 2.3,
-}
-CPU_DECODE_STEP_S = 3e-4  # of a model of two layers, eager
-ENGINE_S = 3.0  # Snakemake's own start and end
 
 _TEXT_BYTES = {
     "tinystories": (1.9e9, 1.9e7),
@@ -343,7 +293,7 @@ def _report(config: Config) -> Iterator[Item]:
 def expected_seconds(config: Config, cores: int) -> float:
     """Wall time of `snakemake tables figures`, and `study`, on so many CPU cores, from nothing, one thread a job.
 
-    From the constants above, of one kind of machine; jobs of a run this small fill the cores evenly.
+    From constants of one kind of machine; jobs of a run this small fill the cores evenly.
     """
     parallel, alone = 0.0, 0.0
     for item in _items(config, CPU, {}):
@@ -371,18 +321,3 @@ def _bytes(data: DataConfig) -> tuple[float, float]:
     if data.max_train_documents and data.source == "openwebtext":
         train = min(train, data.max_train_documents * _OPENWEBTEXT_DOCUMENT)
     return train, valid
-
-
-def measured_speeds(results: Path) -> dict[int, float]:
-    """d_model -> median tokens/s of the finished runs in a results.csv of `tapernorm rows`.
-
-    Raises:
-        UserError: there is no such file.
-    """
-    if not results.is_file():
-        raise UserError(f"no file {results}: make it with `tapernorm rows`")
-    found: dict[int, list[float]] = {}
-    with open(results, encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            found.setdefault(int(row["d_model"]), []).append(float(row["tokens_per_s"]))
-    return {d_model: median(speeds) for d_model, speeds in found.items()}

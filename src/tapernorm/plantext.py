@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from .config import Config
-from .plan import COMPILED, FLOAT32, Item, Plan, expected_seconds
+from .plan import Item, Plan, expected_seconds
+from .speeds import COMPILED, FLOAT32
 
 _HEADER = ("rule", "jobs", "tokens", "FLOPs", "disk", "GPU-hours", "published")
 

@@ -165,8 +165,9 @@ def claims(arguments: argparse.Namespace) -> None:
 def plan(arguments: argparse.Namespace) -> None:
     from ..configfile import load_config
     from ..devices import visible_devices
-    from ..plan import EAGER, measured_speeds, plan_of
+    from ..plan import plan_of
     from ..plantext import plan_text
+    from ..speeds import EAGER, measured_speeds
 
     config = load_config(arguments.config, arguments.set)
     speeds = EAGER.given(step_s=arguments.step_s, flops_per_s=arguments.flops_per_s)
