@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tapernorm import devices, plan
+from tapernorm import devices
 from tapernorm.cli import main
 from tapernorm.configfile import load_config
 from tapernorm.errors import UserError
