@@ -49,7 +49,7 @@ def stage_job(**changes: Any) -> StageJob:
         name="S1",
         title="A question",
         search=False,
-        figure=True,
+        figure="window",
         d_model=64,
         seeds=SEEDS,
         baseline="baseline",

@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageJob, Path, Path]
     streams = write_stream(folder / "tokens")
     arms = tuple(Arm.model_validate(arm) for arm in ARMS)
     stage = Stage(
-        name="S2", title="Rivals", search=False, figure=False, d_model=12, seeds=SEEDS, baseline="baseline", arms=arms
+        name="S2", title="Rivals", search=False, figure=None, d_model=12, seeds=SEEDS, baseline="baseline", arms=arms
     )
     runs = []
     for arm in arms:

@@ -128,7 +128,7 @@ class Stage(Strict):
     name: StageName
     title: str  # what the stage asks, printed with its tables
     search: bool  # it picks a setting that another stage reports: its seeds are those of no other stage
-    figure: bool  # draw the gaps by start and end of the taper
+    figure: Literal["window", "scale_target"] | None  # what it draws gaps by; window: start and end of the taper
     d_model: PositiveInt  # one of the config's widths
     seeds: tuple[Seed, ...]
     baseline: Name  # the arm that the others' gaps are measured against, paired by seed

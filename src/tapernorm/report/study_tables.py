@@ -23,7 +23,7 @@ _SETTINGS = {
     "clip_norm": "clip",
     "steps": "steps",
 }
-_JUMP = "taper_start_jump"
+_JUMP, _TARGET = "taper_start_jump", "scale_target"
 
 Row = dict[str, Any]
 
@@ -97,6 +97,8 @@ def _loss_columns(cell: Sequence[Row], losses: Mapping[int, float]) -> Row:
     mean, std = stats.mean_std(list(losses.values()))
     jumps = [run[_JUMP] for run in cell if not pd.isna(run[_JUMP])]
     jump, jump_std = stats.mean_std(jumps)
+    targets = [run[_TARGET] for run in cell if not pd.isna(run[_TARGET])]
+    target, target_std = stats.mean_std(targets)
     return {
         "seeds": len(cell),
         "n": len(losses),
@@ -106,6 +108,9 @@ def _loss_columns(cell: Sequence[Row], losses: Mapping[int, float]) -> Row:
         "jump_n": len(jumps),
         "jump_mean": jump,
         "jump_std": jump_std,
+        "target_n": len(targets),
+        "target_mean": target,
+        "target_std": target_std,
     }
 
 
@@ -132,7 +137,9 @@ def _shown_columns(records: Sequence[Row], baseline: str) -> Iterator[tuple[Colu
     if any(record["best_gap_to"] != baseline for record in records):
         yield Column("to best Baseline %"), lambda record: _gap(record, "best_gap")
     if any(record["jump_n"] for record in records):
-        yield Column("jump"), _jump
+        yield Column("jump"), lambda record: _spread(record, "jump", 4)
+    if any(record["target_n"] for record in records):
+        yield Column("scale target"), lambda record: _spread(record, "target", 2)
 
 
 def _number(value: Any) -> str:
@@ -149,11 +156,12 @@ def _gap(record: Row, prefix: str) -> str:
     return gap_cell({name: record[f"{prefix}_{mine}"] for name, mine in names.items()})
 
 
-def _jump(record: Row) -> str:
-    if not record["jump_n"]:
+def _spread(record: Row, name: str, digits: int) -> str:
+    """Mean ± sample standard deviation over the runs that have one."""
+    if not (n := record[f"{name}_n"]):
         return ABSENT
-    spread = f" ± {record['jump_std']:.4f}" if record["jump_n"] > 1 else ""
-    return f"{record['jump_mean']:.4f}{spread}".replace("-", "−")
+    spread = f" ± {record[f'{name}_std']:.{digits}f}" if n > 1 else ""
+    return f"{record[f'{name}_mean']:.{digits}f}{spread}".replace("-", "−")
 
 
 def _notes(stage: Stage, records: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:
@@ -172,6 +180,11 @@ def _notes(stage: Stage, records: Sequence[Row], runs: Sequence[Row]) -> Iterato
         yield (
             "jump: validation loss with all maps linear less that with all norms whole, nats/token, of the model as it"
             " is where its taper starts and just calibrated: mean ± sample standard deviation."
+        )
+    if any(record["target_n"] for record in records):
+        yield (
+            "scale target: s_tgt of the scale loss, the RMS of what reaches the final norm where the loss starts: mean"
+            " ± sample standard deviation."
         )
     for run in runs:
         if run["outcome"] == DIVERGED:

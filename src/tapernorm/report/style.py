@@ -36,6 +36,12 @@ STARTS: tuple[dict[str, Any], ...] = tuple(
     {"color": _COLORS[color], "marker": marker, "markersize": 3.2, "linestyle": dashes, "capsize": 1.8}
     for color, marker, dashes in ((0, "o", "-"), (1, "s", (0, (5, 1.2))), (2, "D", (0, (1.2, 1))), (4, "^", "-."))
 )
+# Single runs of many arms: shapes and fillings tell them apart in grey.
+POINTS: tuple[dict[str, Any], ...] = tuple(
+    {"color": _COLORS[color], "marker": marker, "markersize": 4, "linestyle": "none", "markerfacecolor": filling}
+    for filling in (None, "#FFFFFF")
+    for color, marker in ((0, "o"), (1, "s"), (2, "D"), (3, "^"), (4, "v"), (5, "P"))
+)
 HELD_OUT: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3.2, "markerfacecolor": "#FFFFFF"}
 GATE = {"color": "#595959", "linewidth": 0.9}
 BAND_ALPHA = 0.18

@@ -1,0 +1,66 @@
+"""The figure of gaps by scale target: its points are the rows', and it is readable on the page."""
+
+import matplotlib
+import pytest
+from matplotlib.text import Text
+from synthetic_study import LOSSES, SEEDS, stage_job, write_stage
+
+from tapernorm.errors import UserError
+from tapernorm.report import study_rows, style, target_figure
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    collected = study_rows.collect(write_stage(folder), folder)
+    scaled = collected["variant"].str.endswith("_aux") & (collected["outcome"] == "finished")
+    collected["scale_target"] = collected["seed"].astype(float).where(scaled)  # 1, 2, 3
+    return collected
+
+
+def test_a_point_is_a_run_against_the_baseline_of_its_own_seed(rows):
+    figure, frame = target_figure.target_figure(rows, stage_job())
+    assert frame.groupby("arm", sort=False)["seed"].apply(list).to_dict() == {
+        "papers": [*SEEDS],
+        "later": [*SEEDS],
+        "wild": [2],  # its other seeds diverged
+        "relative": [*SEEDS],
+    }
+    assert frame[frame["arm"] == "later"]["gap_percent"].tolist() == pytest.approx([-1, 0, -2])
+    assert frame[frame["arm"] == "wild"]["gap_percent"].tolist() == pytest.approx([5])
+    (axes,) = figure.axes
+    for line, arm in zip(axes.get_lines(), ("papers", "later", "wild", "relative"), strict=False):
+        here = frame[frame["arm"] == arm]
+        assert line.get_xdata().tolist() == here["scale_target"].tolist()
+        assert line.get_ydata().tolist() == here["gap_percent"].tolist()
+        assert line.get_label().split(",")[0] in set(here["label"])
+
+
+def test_a_seed_without_a_baseline_has_no_point(rows):
+    lost = rows.copy()
+    lost.loc[(lost["arm"] == "baseline") & (lost["seed"] == 1), "outcome"] = study_rows.DIVERGED
+    _, frame = target_figure.target_figure(lost, stage_job())
+    assert set(frame["seed"]) == {2, 3}
+    assert set(LOSSES["later"]) == {1, 2, 3}  # the negative control: it ran
+
+
+def test_it_is_readable_and_inside_the_page(rows):
+    figure, _ = target_figure.target_figure(rows, stage_job())
+    note = figure.get_supxlabel().replace("\n", " ")
+    assert note.startswith("Run demo, stage S1, d 64. Each point: one run, n = 3 seeds (1, 2, 3) of each arm")
+    assert note.endswith("Embedded demo.")
+    with matplotlib.rc_context(style.RC):
+        figure.draw_without_rendering()
+        assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 7
+        width, height = figure.get_size_inches()
+        box = figure.get_tightbbox()
+    assert box.x0 >= -0.02
+    assert box.y0 >= -0.02
+    assert box.x1 <= width + 0.02
+    assert box.y1 <= height + 0.02
+
+
+def test_a_stage_without_a_scale_loss_has_no_such_figure(rows):
+    bare = rows.assign(scale_target=float("nan"))
+    with pytest.raises(UserError, match="stage S1 has no run with a scale loss and a Baseline of its seed"):
+        target_figure.target_figure(bare, stage_job())
