@@ -23,6 +23,7 @@ _SETTINGS = {
     "clip_norm": "clip",
     "steps": "steps",
 }
+_WINDOW = ("start_fraction", "end_fraction")  # one says nothing without the other
 _JUMP, _TARGET = "taper_start_jump", "scale_target"
 
 Row = dict[str, Any]
@@ -128,8 +129,9 @@ def _gap_columns(prefix: str, arm: str, against: str, losses: Mapping[str, Mappi
 def _shown_columns(records: Sequence[Row], baseline: str) -> Iterator[tuple[Column, Callable[[Row], str]]]:
     """Each printed column with the text that it has of a record."""
     yield Column("arm", align="l"), lambda record: record["label"]
+    differing = {c for c in _SETTINGS if len({_number(record[c]) for record in records} - {ABSENT}) > 1}
     for column, header in _SETTINGS.items():
-        if len({_number(record[column]) for record in records} - {ABSENT}) > 1:
+        if column in differing or (column in _WINDOW and not differing.isdisjoint(_WINDOW)):
             yield Column(header), lambda record, column=column: _number(record[column])
     yield Column("n"), _count
     yield Column("loss"), lambda record: loss_cell(record) if record["n"] else ABSENT
