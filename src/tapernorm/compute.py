@@ -2,6 +2,7 @@
 
 import ctypes
 import shutil
+import sys
 
 import torch
 
@@ -14,14 +15,15 @@ _MAPPED_BYTES = 1 << 25  # allocations from here on are mapped, and given back, 
 
 
 def take_device(name: str, threads: int) -> torch.device:
-    """The device of that name, and this process set up to compute: so many CPU threads, freed memory kept.
+    """The device of that name, and this whole process set up for it, for good: CPU threads, freed memory kept.
 
     Raises:
         UserError: as `pick_device`.
     """
     device = pick_device(name)
     torch.set_num_threads(threads)
-    keep_freed_memory()
+    if device.type == "cpu":
+        keep_freed_memory()
     return device
 
 
@@ -37,21 +39,16 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
-def keep_freed_memory() -> bool:
-    """Have the C library keep memory that tensors on the CPU free, for those of the next step; whether it does.
+def keep_freed_memory() -> None:
+    """Have the C library keep memory that tensors on the CPU free, up to 2 GiB, for those of the next step.
 
     By default glibc hands the end of its heap back to the kernel whenever a few dozen MB of it are free, which after
     each step they are; the kernel then clears the same pages anew for the next. No number changes. Other C libraries
-    are left as they are.
+    than glibc are left as they are.
     """
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt"):
-        return False
-    set_both = [
-        library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES),
-        library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES),
-    ]
-    return all(set_both)
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def has_compiler(device: torch.device) -> bool:

@@ -61,6 +61,7 @@ def measured_speeds(results: Path) -> dict[int, float]:
 
     Raises:
         UserError: there is no such file.
+        KeyError: it lacks d_model or tokens_per_s.
     """
     if not results.is_file():
         raise UserError(f"no file {results}: make it with `tapernorm rows`")

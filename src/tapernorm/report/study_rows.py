@@ -69,7 +69,7 @@ def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
     arm = job.stage.arm(run.arm)
     settings = value_at(document, "job" if document["kind"] == "pretrain" else "job.pretrain", path)
     stopped = document.get("diverged")
-    return {
+    row = {
         "run": job.run,
         "stage": job.stage.name,
         "arm": run.arm,
@@ -87,6 +87,15 @@ def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
         "folder": run.folder,
         **{column: value_at(document, place, path) for column, place in _PROVENANCE.items()},
     }
+    return row | _unused(arm, row)
+
+
+def _unused(arm: Arm, row: Row) -> Row:
+    """What the result of a run tells and the run did not use: a target without its loss, an end without a taper."""
+    unused: Row = {} if row["anchor_weight"] else {"scale_target": None}
+    if arm.treatment is not None and arm.treatment.anchor_only:
+        unused |= {"end_fraction": None}
+    return unused
 
 
 def treatment_of(arm: Arm) -> str | None:

@@ -39,8 +39,11 @@ STARTS: tuple[dict[str, Any], ...] = tuple(
 # Single runs of many arms: shapes and fillings tell them apart in grey.
 POINTS: tuple[dict[str, Any], ...] = tuple(
     {"color": _COLORS[color], "marker": marker, "markersize": 4, "linestyle": "none", "markerfacecolor": filling}
-    for filling in (None, "#FFFFFF")
-    for color, marker in ((0, "o"), (1, "s"), (2, "D"), (3, "^"), (4, "v"), (5, "P"))
+    for filling, marks in (
+        (None, ((0, "o"), (1, "s"), (2, "D"), (3, "^"), (4, "v"), (5, "P"))),
+        ("#FFFFFF", ((7, "o"), (9, "s"), (6, "D"))),
+    )
+    for color, marker in marks
 )
 HELD_OUT: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3.2, "markerfacecolor": "#FFFFFF"}
 GATE = {"color": "#595959", "linewidth": 0.9}

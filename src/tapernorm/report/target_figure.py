@@ -1,5 +1,6 @@
 """The figure of a stage that varies the scale loss: each run's gap to Baseline by the scale that its loss holds to."""
 
+from collections import Counter
 from typing import Any
 
 import matplotlib
@@ -10,10 +11,11 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from ..errors import UserError
 from ..study_cells import StageJob
-from . import style
+from . import stats, style
 from .study_rows import DIVERGED
 
 _COLUMNS = ("arm", "label", "start_fraction", "end_fraction", "seed", "scale_target", "valid_ce", "gap_percent")
+_APART = 1.012  # between arms, whose points at one target would hide each other
 
 
 def target_figure(rows: pd.DataFrame, job: StageJob) -> tuple[Figure, pd.DataFrame]:
@@ -29,7 +31,7 @@ def target_figure(rows: pd.DataFrame, job: StageJob) -> tuple[Figure, pd.DataFra
         figure = Figure(figsize=(style.PAGE_IN, 2.9 + 0.125 * len(note.splitlines())), layout="constrained")
         axes = figure.subplots()
         for place, arm in enumerate(arms):
-            _draw(axes, pd.DataFrame(frame[frame["arm"] == arm]), place)
+            _draw(axes, pd.DataFrame(frame[frame["arm"] == arm]), place, len(arms))
         axes.axhline(0, color=style.LINES["baseline"]["color"], linewidth=0.7)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -51,7 +53,7 @@ def drawn(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
     runs: list[dict[str, Any]] = [run for run in rows.to_dict("records") if run["outcome"] != DIVERGED]
     baseline = {run["seed"]: run["valid_ce"] for run in runs if run["arm"] == job.stage.baseline}
     points = [
-        run | {"gap_percent": 100 * (run["valid_ce"] - baseline[run["seed"]]) / baseline[run["seed"]]}
+        run | {"gap_percent": stats.paired_gap({run["seed"]: run["valid_ce"]}, baseline).percent}
         for run in runs
         if not pd.isna(run["scale_target"]) and run["seed"] in baseline
     ]
@@ -62,11 +64,12 @@ def drawn(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
     return pd.DataFrame(points, columns=list(_COLUMNS))
 
 
-def _draw(axes: Axes, here: pd.DataFrame, place: int) -> None:
+def _draw(axes: Axes, here: pd.DataFrame, place: int, of: int) -> None:
     first = here.iloc[0]
-    window = f"from {first['start_fraction']:g} to {first['end_fraction']:g}"
+    start, end = first["start_fraction"], first["end_fraction"]
+    window = f"from {start:g}, no taper" if pd.isna(end) else f"taper from {start:g} to {end:g}"
     axes.plot(
-        here["scale_target"],
+        here["scale_target"] * _APART ** (place - (of - 1) / 2),
         here["gap_percent"],
         label=f"{first['label']},\n{window}",
         **style.POINTS[place % len(style.POINTS)],
@@ -74,10 +77,10 @@ def _draw(axes: Axes, here: pd.DataFrame, place: int) -> None:
 
 
 def _note(frame: pd.DataFrame, job: StageJob) -> str:
-    seeds = sorted({int(seed) for seed in frame["seed"]})
+    counts = sorted(Counter(frame["arm"]).values())
+    n = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]}–{counts[-1]}"
     return (
-        f"Run {job.run}, stage {job.stage.name}, d {job.stage.d_model}. Each point: one run, n = {len(seeds)}"
-        f" seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))}) of each arm, against the Baseline of its"
-        f" seed; below 0 better. Of an arm whose norms all stay, the first number is where its scale loss starts."
-        f" {job.caption}"
+        f"Run {job.run}, stage {job.stage.name}, d {job.stage.d_model}. Each point: one run, {n} of each arm, against"
+        " the Baseline of its seed; below 0 better. The target comes with the seed and the start: arms that start"
+        f" together share it. {job.caption}"
     )
