@@ -85,6 +85,7 @@ def test_what_a_treatment_leaves_as_it_is_is_no_part_of_its_identity():
 FITS = {
     "norm": (Treatment(norm=DYT), {"baseline"}),
     "temperature": (Treatment(temperature=True), {"baseline", "internal", "internal_aux", "all", "all_aux"}),
+    "embedding_scale": (Treatment(embedding_scale=True), {"baseline", "internal", "internal_aux", "all", "all_aux"}),
     "sites": (Treatment(sites="final"), {"all", "all_aux"}),
     "calibration": (Treatment(calibration="vector"), {"internal", "internal_aux", "all", "all_aux"}),
     "anchor": (Treatment(anchor="relative"), {"internal_aux", "all_aux"}),
@@ -101,6 +102,12 @@ def test_a_treatment_goes_with_variants_that_have_what_it_changes(name, variant)
     else:
         with pytest.raises(ValueError, match=f"variant '{variant}' does not go with its treatment: {name}"):
             ArmJob(pretrain=make_job(variant), treatment=treatment)
+
+
+def test_a_rival_brings_its_own_embedding_scale_and_final_gain():
+    for own in ({"embedding_scale": True}, {"final_gain_init": 8.0}):
+        with pytest.raises(ValueError, match="does not go with its treatment: embedding_scale and final_gain_init of"):
+            ArmJob(pretrain=make_job("baseline"), treatment=Treatment.model_validate({"norm": DYT, **own}))
 
 
 def test_the_scale_loss_alone_has_nothing_to_calibrate():
@@ -198,10 +205,11 @@ def test_what_s4_varies_is_varied_for_baseline_too():
 RIVALS = ("S2search", "S2")
 
 
-def test_rivals_of_s2_are_there_as_published_and_with_a_final_gain_that_was_searched_for():
+def test_rivals_of_s2_were_searched_for_with_their_final_gain_and_as_published():
     arms = {name: [arm for arm in stages()[name].arms if arm.treatment and arm.treatment.norm] for name in RIVALS}
+    gains = {"S2search": (None, 8.0), "S2": (8.0,)}
     for stage in RIVALS:
         found = {(arm.treatment.norm.kind, arm.treatment.norm.final_gain_init) for arm in arms[stage]}
-        assert found == {(kind, gain) for kind in ("dyt", "derf") for gain in (None, 8.0)}
+        assert found == {(kind, gain) for kind in ("dyt", "derf") for gain in gains[stage]}
     tried, reported = ({canonical_json(arm.job(make_job("baseline"))) for arm in arms[stage]} for stage in RIVALS)
     assert reported <= tried

@@ -40,6 +40,7 @@ TREATMENTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # name -> variant,
     "none": ("all_aux", None),
     "dyt": ("baseline", {"norm": {"kind": "dyt", **RIVAL}}),
     "derf": ("baseline", {"norm": {"kind": "derf", **RIVAL}}),
+    "start": ("baseline", {"embedding_scale": True, "final_gain_init": 8.0}),
     "temperature": ("baseline", {"temperature": True}),
     "final": ("all_aux", {"sites": "final"}),
     "relative": ("all_aux", {"anchor": "relative"}),
@@ -109,7 +110,11 @@ def test_each_treatment_changes_what_it_says() -> None:
     kinds = {name: {type(module) for module in built(name)[0].modules()} for name in TREATMENTS}
     assert DynamicTanh in kinds["dyt"]
     assert DynamicErf in kinds["derf"]
-    assert ScaledEmbedding in kinds["dyt"] & kinds["derf"]
+    assert ScaledEmbedding in kinds["dyt"] & kinds["derf"] & kinds["start"]
+    assert ScaledEmbedding not in kinds["temperature"]
+    started, _ = built("start")
+    assert started.model.norm.weight.tolist() == [8.0] * started.config.d_model
+    assert started.model.layers[0].input_layernorm.weight.tolist() == [1.0] * started.config.d_model
     assert any(issubclass(kind, Tempered) for kind in kinds["temperature"] & kinds["several"])
     _, taper = built("final")
     assert taper is not None

@@ -64,6 +64,8 @@ class Treatment(_Sparse):
     """What an arm changes beyond settings. A field that is left out is as in the paper."""
 
     norm: Rival | None = None  # in the place of every norm; null: the model's own
+    embedding_scale: bool = False  # a learned scalar on the embeddings, at first sqrt(d_model): rivals' own, norms stay
+    final_gain_init: Annotated[float, Field(gt=0)] | None = None  # gamma of the final norm at first; null: 1
     temperature: bool = False  # logits times a learned function of their token's pre-logit stream
     sites: Literal["final"] | None = None  # final: only the final norm is tapered; null: those of the variant
     anchor: Literal["absolute", "relative"] = "absolute"  # (s - s_tgt)^2, or ((s - s_tgt)/s_tgt)^2
@@ -91,6 +93,8 @@ class ArmJob(Strict):
         tapered, anchored = variant != "baseline", variant.endswith("_aux")
         faults = {
             "norm replaces every norm, so nothing is left to taper: variant baseline": treatment.norm and tapered,
+            "embedding_scale and final_gain_init of a rival are in its norm": treatment.norm
+            and (treatment.embedding_scale or treatment.final_gain_init),
             "sites is of a taper that has the final norm: variant all or all_aux": treatment.sites
             and not variant.startswith("all"),
             "calibration is of a taper: any variant but baseline": treatment.calibration != "scalar" and not tapered,

@@ -7,6 +7,8 @@ taper = attach(model, job, validate)
 
 from collections.abc import Callable
 
+from torch import nn
+
 from .anchor import relative_target_loss
 from .evaluate import Evaluation
 from .featurewise import make_featurewise
@@ -41,6 +43,10 @@ def prepare(model: Decoder, treatment: Treatment | None) -> None:
         )
         if rival.embedding_scale:
             scale_embedding(model, rival.embedding_scale_init)
+    if treatment.embedding_scale:
+        scale_embedding(model)
+    if treatment.final_gain_init is not None:
+        nn.init.constant_(model.model.norm.weight, treatment.final_gain_init)
     if treatment.temperature:
         temper(model.model.norm)
 
