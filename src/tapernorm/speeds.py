@@ -32,10 +32,10 @@ EAGER = Speeds(decoder=Throughput(0.15, 5e13), gpt2=Throughput(0.15, 2e14))
 COMPILED = 0.5  # of a step's overhead is left by torch.compile
 FLOAT32 = 0.25  # of bf16's arithmetic is done by float32 in the same time
 
-# One thread of a server's CPU, AMD EPYC, two busy at once. Steps of the demo's decoders of two layers took 8.6, 9.8,
-# 10.5 and 12.3 ms at widths 16 to 48; those of its GPT-2s, of two and three layers, 11.8 and 17.0 ms a pass of 8 rows.
+# One thread of a server's CPU, AMD EPYC, two busy at once. Steps of the demo's decoders of two layers took 6.0, 7.2,
+# 8.0 and 10.2 ms at widths 16 to 48; those of its GPT-2s, of two and three layers, 11.8 and 17.0 ms a pass of 8 rows.
 # What a job takes besides its steps, in seconds, is from the same runs.
-CPU = Speeds(decoder=Throughput(7.5e-3, 7e10), gpt2=Throughput(2e-3, 2.5e10))
+CPU = Speeds(decoder=Throughput(4.9e-3, 6e10), gpt2=Throughput(2e-3, 2.5e10))
 CPU_OVERHEAD_S = {
     "corpus": 0.5,
     "tokenizer": 0.5,
