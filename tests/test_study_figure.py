@@ -1,12 +1,11 @@
 """The figure of a stage: what it draws is the table's, and it is readable on the page."""
 
-import matplotlib
 import pytest
-from matplotlib.text import Text
+from printed_page import assert_printable
 from synthetic_study import stage_job, write_stage
 
 from tapernorm.errors import UserError
-from tapernorm.report import figures, study_figure, study_rows, study_tables, style
+from tapernorm.report import figures, study_figure, study_rows, study_tables
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +44,7 @@ def test_what_is_printed_is_readable_and_inside_the_page(rows):
     note = figure.get_supxlabel().replace("\n", " ")
     assert note.startswith("Run demo, stage S1, d 64, 1–3 seeds.")
     assert note.endswith("Embedded demo.")
-    with matplotlib.rc_context(style.RC):
-        figure.draw_without_rendering()
-        assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 7
-        width, height = figure.get_size_inches()
-        box = figure.get_tightbbox()
-    assert box.x0 >= -0.02
-    assert box.y0 >= -0.02
-    assert box.x1 <= width + 0.02
-    assert box.y1 <= height + 0.02
+    assert_printable(figure)
 
 
 def test_the_same_rows_give_the_same_files(rows, tmp_path):

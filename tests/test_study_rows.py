@@ -10,6 +10,7 @@ from tapernorm.cli import main
 from tapernorm.errors import UserError
 from tapernorm.identity import canonical_json
 from tapernorm.report import study_rows
+from tapernorm.study_settings import Treatment
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,48 @@ def test_the_verb_gathers_and_then_needs_the_rows_alone(results, tmp_path, capsy
     capsys.readouterr()
     assert main(["stage", "table", *job, "--out", str(tmp_path)]) == 2
     assert "stage table is made from --rows: name it" in capsys.readouterr().err
+
+
+def test_a_run_without_the_scale_loss_has_no_target_and_one_without_a_taper_no_end(tmp_path):
+    job = write_stage(tmp_path)
+    for run in job.runs:  # the result of a run tells its target whether or not a loss held to it
+        path = tmp_path / run.folder / "result.json"
+        document = json.loads(path.read_text())
+        if document["job"].get("pretrain", document["job"])["taper"] and "diverged" not in document:
+            document["scale_target"] = 3.0
+            if run.arm == "later":
+                document["job"]["pretrain"]["taper"]["anchor_weight"] = 0.0
+            path.write_text(json.dumps(document))
+    alone = Treatment(anchor_only=True)
+    arms = tuple(arm.model_copy(update={"treatment": alone}) if arm.name == "wild" else arm for arm in job.stage.arms)
+    rows = study_rows.collect(
+        job.model_copy(update={"stage": job.stage.model_copy(update={"arms": arms})}),
+        tmp_path,
+    )
+    assert pd.isna(row_of(rows, "later", 1)["scale_target"])
+    assert row_of(rows, "relative", 1)["scale_target"] == 3.0
+    wild = row_of(rows, "wild", 2)
+    assert (wild["start_fraction"], wild["scale_target"]) == (0.3, 3.0)
+    assert pd.isna(wild["end_fraction"])
+    assert row_of(rows, "later", 1)["end_fraction"] == 0.7
+
+
+def test_the_verb_draws_what_the_stage_asks_for(results, tmp_path, capsys):
+    csv = tmp_path / "study_S1.csv"
+    study_rows.write(study_rows.collect(stage_job(), results), csv)
+
+    def draw(figure):
+        job = stage_job()
+        stage = job.stage.model_copy(update={"figure": figure})
+        given = canonical_json(job.model_copy(update={"stage": stage}))
+        return main(["stage", "figure", "--job", given, "--rows", str(csv), "--out", str(tmp_path)])
+
+    assert draw("window") == 0
+    assert "gap_low" in (tmp_path / "figure_S1.csv").read_text()
+    assert draw(None) == 2
+    assert "stage S1 has no figure: its setting `figure` is null" in capsys.readouterr().err
+    assert draw("scale_target") == 0
+    assert "scale_target" in (tmp_path / "figure_S1.csv").read_text()
 
 
 def test_a_damaged_result_is_named(results, tmp_path):
