@@ -16,13 +16,17 @@ from tapernorm.compute import take_device
 if sys.argv[1] == "kept":
     take_device("cpu", 1)
 
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)], torch.nn.Linear(64, 2048))
+tokens, targets = torch.randn(2048, 64), torch.randint(2048, (2048,))
+
 def step():
-    return [torch.ones(3_000_000) for _ in range(6)]  # 12 MB each, all freed when the step ends
+    torch.nn.functional.cross_entropy(model(tokens), targets).backward()  # logits of 16 MB
+    model.zero_grad()
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-for _ in range(3):
+for _ in range(10):
     step()
 before = faults()
 for _ in range(10):
@@ -33,7 +37,7 @@ HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def page_faults(how: str) -> int:
-    """Of ten steps that allocate what the three before them had freed, in a process of their own.
+    """Of ten training steps that allocate what the ten before them had freed, in a process of their own.
 
     The process begins with a C library that maps such tensors one by one, so that what it does by default, which varies
     with where the heap's end lies, does not matter.
@@ -46,6 +50,6 @@ def page_faults(how: str) -> int:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
 def test_a_step_takes_the_memory_that_the_one_before_freed():
-    assert page_faults("kept") < 100
+    assert page_faults("kept") < 20_000  # 32,000 and more without the trim threshold, of 4 kB each
     if HUGE.is_file() and "[always]" not in HUGE.read_text():  # else a fault brings 2 MB
         assert page_faults("default") > 100_000  # the negative control
