@@ -247,7 +247,7 @@ def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp
     out = tmp_path / "seed3.json"
     assert main([*words, "--texts", f"code={made / 'code'}", "--out", str(out)]) == 0
     assert "all, never_seen, repeats: mean" in capsys.readouterr().out
-    about = ["--job", json.dumps({"run": "mine", "caption": "Small.", "labels": {}})]
+    about = ["--job", json.dumps({"run": "mine", "caption": "Small.", "stage": None})]
     assert main(["trials", "rows", str(out), *about, "--out", str(tmp_path)]) == 0
     for what in ("table", "figure"):
         assert main(["trials", what, "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 0
@@ -256,3 +256,26 @@ def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp
     assert names == tables | {f"figure_S3.{kind}" for kind in ("pdf", "png", "csv")}
     assert main(["trials", "table", str(out), *about, "--out", str(tmp_path)]) == 2
     assert "trials table is made from --rows" in capsys.readouterr().err
+
+
+def test_the_same_scores_make_the_table_of_a_stages_arms(made, result, tmp_path, capsys):
+    about = ["--job", json.dumps({"run": "mine", "caption": "Small.", "stage": "S2"})]
+    assert main(["trials", "rows", str(made / "scores.json"), *about, "--out", str(tmp_path)]) == 0
+    assert main(["trials", "table", "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 0
+    names = {path.name for path in (tmp_path / "made").iterdir()}
+    assert names == {f"table_S3_S2.{kind}" for kind in ("csv", "md", "tex", "html")}
+    assert main(["trials", "figure", "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 2
+    assert "the figure is of the run's own models: leave --stage out" in capsys.readouterr().err
+
+
+def test_a_run_that_diverged_has_no_score_and_is_named_and_a_diverged_baseline_is_refused(made, result, tmp_path):
+    diverged = tmp_path / "diverged"
+    diverged.mkdir()
+    (diverged / "result.json").write_text(json.dumps({"diverged": {"step": 3, "what": "loss"}}))
+    out = tmp_path / "scores.json"
+    alone = score(made, out, models={"baseline": "baseline", "all": diverged})
+    assert alone["diverged"] == ["all"]
+    assert list(alone["models"]) == ["baseline"]
+    assert alone["scores"] == [row for row in result["scores"] if row["model"] == "baseline"]
+    with pytest.raises(UserError, match="diverged, so nothing can be compared with it"):
+        score(made, tmp_path / "none.json", models={"baseline": diverged, "all": "all"})

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from odd_models import job
 from pydantic import ValidationError
 
-from tapernorm.configfile import ConfigError, load_config
+from tapernorm.config import Config
+from tapernorm.configfile import ConfigError, load_config, parse
 from tapernorm.errors import UserError
 from tapernorm.identity import canonical_json
 from tapernorm.jobs import BlocksJob
@@ -60,7 +62,7 @@ def test_a_config_tries_the_widths_that_have_a_baseline():
     assert list(config.robustness_job(24, 2).models) == ["baseline", "internal", "internal_aux", "all", "all_aux"]
     widths = [width.model_dump(mode="json") for width in config.widths]
     widths[1]["variants"] = ["all_aux"]
-    alone = load_config(TEST, [f"widths={json.dumps(widths)}", "study=null"])
+    alone = load_config(TEST, [f"widths={json.dumps(widths)}", "study=null", "robustness.stages=[]"])
     assert alone.robustness_cells() == [(16, 1), (16, 2)]
 
 
@@ -71,3 +73,25 @@ def test_a_config_whose_rows_cannot_be_made_is_refused_and_one_without_them_has_
     assert config.robustness_cells() == []
     with pytest.raises(UserError, match="its `robustness` is null"):
         config.robustness_job(24, 1)
+
+
+def test_a_stages_arms_are_tried_on_its_seeds_and_only_beside_a_baseline():
+    config = load_config(TEST)
+    assert config.tried_stage_cells() == [("S1", 1), ("S1", 2)]
+    tried = config.stage_robustness_job("S1", 2)
+    assert (tried.d_model, tried.seed) == (24, 2)
+    assert list(tried.models) == [arm.name for arm in config.stage("S1").arms]
+    with pytest.raises(ConfigError, match="no stage 'S9' in the study of this config"):
+        load_config(TEST, ["robustness.stages=[S9]"])
+    with pytest.raises(ConfigError, match="S1 given twice"):
+        load_config(TEST, ["robustness.stages=[S1, S1]"])
+    raw = yaml.safe_load(TEST.read_text(encoding="utf-8"))
+    raw["study"][0]["arms"][0]["name"] = raw["study"][0]["baseline"] = "plain"
+    with pytest.raises(ConfigError, match="stage S1 has no arm named baseline to compare others with"):
+        parse(Config, raw, "here")
+
+
+def test_who_else_is_tried_alters_no_job():
+    alone = load_config(TEST, ["robustness.stages=[]"])
+    assert alone.robustness_job(24, 1) == load_config(TEST).robustness_job(24, 1)
+    assert (alone.trials_job(None).name, alone.trials_job("S1").name) == ("S3", "S3_S1")

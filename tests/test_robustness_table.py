@@ -172,3 +172,22 @@ def test_losses_are_printed_in_as_many_digits_as_tell_something():
         "391",
         "not finite",
     ]
+
+
+def test_the_table_of_arms_has_a_line_per_kind_and_arm_with_the_tails_that_the_rows_have(tmp_path):
+    paths = synthetic_robustness.write_run(tmp_path, widths=(32,), seeds=SEEDS)
+    rows = robustness_rows.collect(paths, run="cpu")
+    made = robustness_table.table_of_arms(rows, **RUN, stage="S2")
+    assert made.name == "table_S3_S2"
+    heads = [column.header for column in made.columns]
+    printed = [row for row in records(rows, run="cpu") if row["part"] != "unrepeated"]
+    for line, row in zip(made.rows, printed, strict=True):
+        cells = dict(zip(heads, line, strict=True))
+        assert cells["arm"] == row["label"]
+        assert cells["mean"] == robustness_table.number(row["ce_mean"])
+        assert [cells[f"{name} row"] for name in ("median", "p99.9", "worst")] == [
+            robustness_table.number(row[f"rows_{name}"]) for name in ("median", "p99_9", "max")
+        ]
+        assert (cells["× Baseline"] == table.ABSENT) == (row["model"] == "baseline")
+    (told,) = [note for note in made.notes if note.startswith("Blown up")]
+    assert "All-Taper (+aux) on Python standard library (20.0 %)" in told  # 30, 60 and 90 of 300 rows, three seeds

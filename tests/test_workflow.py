@@ -334,27 +334,36 @@ def test_an_edited_text_file_makes_the_corpus_anew(tmp_path):
 
 
 def test_finished_models_are_tried_on_odd_inputs_and_a_clone_makes_the_tables_from_the_rows(finished, tmp_path):
-    """One width and seed: its models are there, and nothing is trained."""
-    width = yaml.safe_load((finished / "config/test.yaml").read_text())["widths"][0]
-    config = write_config(finished, "odd.yaml", seeds=[1], widths=[width], gpt2=None, study=None)
-    plan = {"odd_corpus": 1, "odd_rows": 1, "robustness": 1, "study_S3": 1}
-    plan |= {f"robustness_{what}": 1 for what in ("rows", "table", "figure")}
+    """One width, one stage and one seed: their models are there, and nothing is trained."""
+    whole = yaml.safe_load((finished / "config/test.yaml").read_text())
+    width, stage = whole["widths"][1], whole["study"][0] | {"seeds": [1]}
+    config = write_config(finished, "odd.yaml", seeds=[1], widths=[width], gpt2=None, study=[stage])
+    plan = {"odd_corpus": 1, "odd_rows": 1, "robustness": 2, "study_S3": 1, "arms_table": 1}
+    plan |= {"robustness_rows": 2, "robustness_table": 1, "robustness_figure": 1}
     assert planned(snakemake(finished, "-n", "study_S3", "--configfile", config)) == plan
     done = snakemake(finished, "study_S3", "--configfile", config)
     assert done.returncode == 0, done.stdout + done.stderr
-    scores = json.loads((finished / "results/test/robustness/d16/seed1.json").read_text())
-    fused = finished / "results/test/fold/all_aux/d16/seed1/fused/model.safetensors"
+    scores = json.loads((finished / "results/test/robustness/d24/seed1.json").read_text())
+    fused = finished / "results/test/fold/all_aux/d24/seed1/fused/model.safetensors"
     assert scores["models"]["all_aux"]["weights_sha256"] == hashlib.sha256(fused.read_bytes()).hexdigest()
+    arms = json.loads((finished / "results/test/robustness/study/S1/seed1.json").read_text())
+    run = finished / "results/test/study/S1/internal_50_75/seed1/model.safetensors"
+    assert arms["models"]["internal_50_75"]["weights_sha256"] == hashlib.sha256(run.read_bytes()).hexdigest()
+    assert arms["diverged"] == ["diverging"]
+    assert "diverging" not in arms["models"]
+    baseline = [[row for row in found["scores"] if row["model"] == "baseline"] for found in (scores, arms)]
+    assert baseline[0] == baseline[1]  # the same run, on the same rows
     clone = project(tmp_path)
     shutil.copy(finished / config, clone / config)
     (clone / "results/test/tables").mkdir(parents=True)
     for rows in (finished / "results/test/tables").glob("study_S3*.csv"):
         shutil.copy(rows, clone / "results/test/tables")
     made = planned(snakemake(clone, "-n", "study_S3_files", "--configfile", config))
-    assert made == {"robustness_table": 1, "robustness_figure": 1, "study_S3_files": 1}
-    done = snakemake(clone, "results/test/tables/table_S3.md", "--configfile", config)
+    assert made == {"robustness_table": 1, "robustness_figure": 1, "arms_table": 1, "study_S3_files": 1}
+    wanted = [f"results/test/tables/{name}.md" for name in ("table_S3", "table_S3_S1")]
+    done = snakemake(clone, *wanted, "--configfile", config)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("table_S3.md", "table_S3x.tex"):
+    for name in ("table_S3.md", "table_S3x.tex", "table_S3_S1.md"):
         assert (clone / "results/test/tables" / name).read_bytes() == (
             finished / "results/test/tables" / name
         ).read_bytes()

@@ -25,7 +25,7 @@ from .jobs import (
     TokenizerJob,
     TokensJob,
 )
-from .robustness_settings import BASELINE, Robustness, RobustnessJob
+from .robustness_settings import BASELINE, Robustness, RobustnessJob, TrialsJob
 from .settings import (
     VARIANT_LABELS,
     Assumption,
@@ -148,6 +148,10 @@ class Config(Strict):
     def _every_trial_is_possible(self) -> Self:
         for d_model, seed in self.robustness_cells():
             self.robustness_job(d_model, seed)
+        for stage, seed in self.tried_stage_cells():
+            if BASELINE not in {arm.name for arm in self.stage(stage).arms}:
+                raise ValueError(f"robustness.stages: stage {stage} has no arm named {BASELINE} to compare others with")
+            self.stage_robustness_job(stage, seed)
         return self
 
     @model_validator(mode="after")
@@ -248,15 +252,32 @@ class Config(Strict):
 
     def robustness_job(self, d_model: int, seed: int) -> RobustnessJob:
         """The job that tries the models of one width and seed on odd inputs."""
+        models = {variant: VARIANT_LABELS[variant] for variant in self.width(d_model).variants}
+        return self._robustness_job(d_model, seed, models)
+
+    def tried_stage_cells(self) -> list[tuple[str, int]]:
+        """Every (stage, seed) whose arms are tried on odd inputs."""
+        stages = self.robustness.stages if self.robustness else ()
+        return [(name, seed) for name in stages for seed in self.stage(name).seeds]
+
+    def stage_robustness_job(self, name: str, seed: int) -> RobustnessJob:
+        """The job that tries a stage's arms of one seed on odd inputs."""
+        stage = self.stage(name)
+        return self._robustness_job(stage.d_model, seed, {arm.name: arm.label for arm in stage.arms})
+
+    def trials_job(self, stage: str | None) -> TrialsJob:
+        """The job that reports these scores, of a stage or of the run's own models."""
+        return TrialsJob(run=self.run, caption=self.caption, stage=stage)
+
+    def _robustness_job(self, d_model: int, seed: int, models: dict[str, str]) -> RobustnessJob:
         if self.robustness is None:
             raise UserError("this config tries no model on odd inputs: its `robustness` is null")
-        variants = self.width(d_model).variants
         return RobustnessJob(
             d_model=d_model,
             seed=seed,
-            models={variant: VARIANT_LABELS[variant] for variant in variants},
+            models=models,
             context=self.model.context,
-            robustness=self.robustness,
+            robustness=self.robustness.model_copy(update={"stages": ()}),
         )
 
     def finetune_cells(self) -> list[tuple[Method, str, int]]:

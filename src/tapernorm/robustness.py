@@ -1,7 +1,7 @@
 """Finished models on odd inputs: whether one without norms blows up where its Baseline does not.
 
-All models of one width and seed read the same rows, so that each row's losses can be compared. n rows, T positions,
-B rows of a batch, V vocabulary.
+All models of one width and seed, or of one stage and seed, read the same rows, so that each row's losses can be
+compared. n rows, T positions, B rows of a batch, V vocabulary.
 """
 
 import math
@@ -17,7 +17,7 @@ from .arch import vocabulary_of
 from .compute import take_device
 from .data.coders import Coder, open_tokenizer
 from .errors import UserError
-from .files import sha256_of, write_json
+from .files import read_json, sha256_of, write_json
 from .identity import canonical_json, digest
 from .losshistogram import quantile
 from .models.llama import Decoder, parameter_count
@@ -48,23 +48,28 @@ def score_models(
     """Score the models of `job` on every trial, write the statistics to `out`, and return them.
 
     Args:
-        models: name -> folder of a saved decoder; the names are the job's.
+        models: name -> folder of a saved decoder; the names are the job's. A run that diverged left none: it is named
+            in the result, and has no score.
         tokens: token streams that the models were trained on.
         texts: name -> blocks of the text; the names are the job's.
         batch: rows per forward pass; no number depends on it but for rounding.
 
     Raises:
         UserError: other models or texts than the job names, of another vocabulary, tokenizer or row length, a model of
-            another context, or a file that is missing.
+            another context, a file that is missing, or a Baseline that diverged.
     """
     _require_names("models", models, job.models)
     _require_names("texts", texts, [text.name for text in job.robustness.texts])
     chosen = take_device(device, threads)
+    diverged = [name for name, folder in models.items() if _diverged(folder)]
+    if BASELINE in diverged:
+        raise UserError(f"the Baseline in {models[BASELINE]} diverged, so nothing can be compared with it")
     coder = open_tokenizer(tokenizer)
     tried = trials(job, coder, tokens, texts)
     references: dict[str, Tensor] = {}  # trial -> the Baseline's losses
     facts, scores, positions = {}, [], {}
-    for name in sorted(models, key=lambda name: name != BASELINE):
+    finished = [name for name in models if name not in diverged]
+    for name in sorted(finished, key=lambda name: name != BASELINE):
         model = load(models[name], Decoder).float().to(chosen)
         require_vocabulary(vocabulary_of(model), {"vocab_size": coder.vocab_size}, tokenizer)
         _require_fit(model, models[name], job)
@@ -89,6 +94,7 @@ def score_models(
         "job": job.model_dump(mode="json"),
         "vocab_size": coder.vocab_size,
         "models": facts,
+        "diverged": diverged,
         "trials": {trial.name: trial.facts() for trial in tried},
         "scores": scores,
         "positions": positions,
@@ -176,6 +182,12 @@ def blown(rows: Tensor, reference: Tensor, *, guess: float) -> int:
     """
     larger = (rows > TIMES * reference) & (rows > guess)
     return int((larger | (~rows.isfinite() & reference.isfinite())).sum())
+
+
+def _diverged(folder: Path) -> bool:
+    """Whether the run there left a result that says so, and no model."""
+    result = folder / "result.json"
+    return result.is_file() and "diverged" in read_json(result)
 
 
 def _means(by_position: Tensor, width: int) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""Table S3: what finished models are tried on besides text of their own kind, and the jobs that this takes."""
+"""Table S3: which finished models are tried on what besides text of their own kind, and the jobs that this takes."""
 
 from itertools import pairwise
 from typing import Annotated, Self
@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from .gpt2_settings import Name
 from .jobs import BlocksJob, CorpusJob, Seed
 from .settings import DataConfig, PositiveInt, Strict, distinct
+from .study_settings import StageName
 
 BASELINE = "baseline"  # the model that the others of its width and seed are compared with
 TIMES = 2.0  # a row blows up above so many times the Baseline's loss on it, see robustness.blown
@@ -32,6 +33,7 @@ class Robustness(Strict):
     lengths: tuple[PositiveInt, ...]  # tokens, beyond the training context, ascending
     position_bin: PositiveInt  # positions that a point of the figure averages over
     texts: tuple[OddText, ...]
+    stages: tuple[StageName, ...]  # of the study, whose arms are tried too, each beside the arm named baseline
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
@@ -40,6 +42,8 @@ class Robustness(Strict):
             [HELD_OUT, RARE, NEVER_SEEN, LONGER, *(text.name for text in self.texts)],
         )
         distinct("robustness.lengths", self.lengths)
+        if self.stages:
+            distinct("robustness.stages", self.stages)
         if any(later < sooner for sooner, later in pairwise(self.lengths)):
             raise ValueError(f"robustness.lengths {list(self.lengths)} are not in ascending order: sort them")
         return self
@@ -57,13 +61,13 @@ class Robustness(Strict):
 
 
 class RobustnessJob(Strict):
-    """What defines the scores of all models of one width and seed, the models and their run's text apart."""
+    """What defines the scores of all models of one width and seed, or of a stage and seed, models and text apart."""
 
     d_model: PositiveInt
     seed: Seed
     models: dict[str, str]  # name -> label; they are compared with the one named baseline
     context: Annotated[int, Field(ge=2)]  # tokens that the models were trained on
-    robustness: Robustness
+    robustness: Robustness  # its stages left out: who else is tried alters no score
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -91,3 +95,16 @@ class RobustnessJob(Strict):
     def place(self) -> int:
         """Position of the first repeated token in its row: at a quarter of the context."""
         return max(1, self.context // 4)
+
+
+class TrialsJob(Strict):
+    """What Table S3 says about its run, and whose it is."""
+
+    run: str
+    caption: str
+    stage: StageName | None  # whose arms it is about; null: the models of the run's own tables
+
+    @property
+    def name(self) -> str:
+        """The table's, in the names of its files: S3, or S3_S2 of the arms of stage S2."""
+        return "S3" if self.stage is None else f"S3_{self.stage}"

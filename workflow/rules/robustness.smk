@@ -1,5 +1,10 @@
-# Table S3, beyond the paper: finished models on odd inputs. One job takes all variants of a width and seed, so that each
-# row's losses stand beside its Baseline's.
+# Table S3, beyond the paper: finished models on odd inputs. One job takes all variants of a width and seed, or all arms
+# of a stage and seed, so that each row's losses stand beside its Baseline's.
+wildcard_constraints:
+    place=r"d\d+|study/\w+",
+    trials="|".join(["S3", *(f"S3_{stage}" for stage in ODD.stages)]),
+
+
 rule odd_corpus:
     input:
         lambda w: find_files(
@@ -44,16 +49,14 @@ rule odd_rows:
 
 rule robustness:
     input:
-        lambda w: [
-            f"{folder}/model.safetensors" for folder in finished_models(w).values()
-        ],
+        tried_files,
         tokens=rules.tokens.output.manifest,
         tokenizer=rules.tokenizer.output.manifest,
         texts=expand(rules.odd_rows.output.manifest, text=ODD_TEXTS),
     output:
-        f"{RESULTS}/robustness/d{{width}}/seed{{seed}}.json",
+        ODD_SCORES,
     log:
-        f"{LOGS}/robustness/d{{width}}/seed{{seed}}.log",
+        f"{LOGS}/robustness/{{place}}/seed{{seed}}.log",
     conda:
         "../../environment.yml"
     threads: RUN.hardware.threads
@@ -64,7 +67,7 @@ rule robustness:
     params:
         job=lambda w: canonical_json(robustness_job(w)),
         models=lambda w: [
-            f"{name}={folder}" for name, folder in finished_models(w).items()
+            f"{name}={folder}" for name, folder in tried_models(w).items()
         ],
         tokens=subpath(input.tokens, parent=True),
         tokenizer=subpath(input.tokenizer, parent=True),
@@ -77,15 +80,15 @@ rule robustness:
 
 rule robustness_rows:
     input:
-        S3_SCORES,
+        lambda w: odd_scores(w.trials),
     output:
-        S3_ROWS,
+        ODD_ROWS,
     log:
-        f"{LOGS}/robustness/rows.log",
+        f"{LOGS}/robustness/{{trials}}_rows.log",
     conda:
         "../../environment.yml"
     params:
-        job=REPORT_JOB,
+        job=lambda w: trials_job(stage_tried(w.trials)),
         out=subpath(output[0], parent=True),
     shell:
         "tapernorm trials rows {input:q} --job {params.job:q} --out {params.out:q} &> {log:q}"
@@ -110,7 +113,7 @@ rule robustness_table:
     conda:
         "../../environment.yml"
     params:
-        job=REPORT_JOB,
+        job=trials_job(None),
         rows=subpath(input[0], parent=True),
         out=subpath(output[0], parent=True),
     shell:
@@ -132,17 +135,38 @@ rule robustness_figure:
     conda:
         "../../environment.yml"
     params:
-        job=REPORT_JOB,
+        job=trials_job(None),
         rows=subpath(input[0], parent=True),
         out=subpath(output[0], parent=True),
     shell:
         "tapernorm trials figure --rows {params.rows:q} --job {params.job:q} --out {params.out:q} &> {log:q}"
 
 
+rule arms_table:
+    input:
+        [path.format(trials="S3_{stage}") for path in ODD_ROWS],
+    output:
+        multiext(ARMS_TABLE, ".csv", ".md", ".tex"),
+        report(
+            f"{ARMS_TABLE}.html", caption="../report/robustness.rst", category="Study"
+        ),
+    log:
+        f"{LOGS}/robustness/{{stage}}_table.log",
+    conda:
+        "../../environment.yml"
+    params:
+        job=lambda w: trials_job(w.stage),
+        rows=subpath(input[0], parent=True),
+        out=subpath(output[0], parent=True),
+    shell:
+        "tapernorm trials table --rows {params.rows:q} --job {params.job:q} --out {params.out:q} &> {log:q}"
+
+
 localrules:
     robustness_rows,
     robustness_table,
     robustness_figure,
+    arms_table,
     study_S3,
     study_S3_files,
 
@@ -150,11 +174,13 @@ localrules:
 # The scores too: Snakemake takes rows that came with a clone for made, whatever they were made from is missing.
 rule study_S3:
     input:
-        S3_SCORES,
+        odd_scores("S3"),
         S3_FILES,
+        [[odd_scores(f"S3_{stage}"), arms_files(stage)] for stage in ODD.stages],
 
 
 # Tables and figure from the rows that are there: no model has to be.
 rule study_S3_files:
     input:
         S3_FILES,
+        [arms_files(stage) for stage in ODD.stages],

@@ -66,8 +66,19 @@ def committed_files():
     of_rivals = [
         oddities_files(stage) for stage in TRIED if are_there(*oddities_sources(stage))
     ]
-    s3 = S3_FILES if RUN.robustness and are_there(*S3_ROWS) else []
-    return [*of_stages, *of_rivals, s3, paper_files()]
+    return [*of_stages, *of_rivals, *odd_files(), paper_files()]
+
+
+def odd_files():
+    """Those of Table S3, of the run's own models and of arms."""
+    if not RUN.robustness:
+        return []
+    made = {
+        "S3": S3_FILES,
+        **{f"S3_{stage}": arms_files(stage) for stage in ODD.stages},
+    }
+    rows = {name: [path.format(trials=name) for path in ODD_ROWS] for name in made}
+    return [made[name] for name in made if are_there(*rows[name])]
 
 
 def paper_files():

@@ -1,4 +1,4 @@
-"""What Tables S3 and S3x say in words."""
+"""What Table S3, of a run or of a stage, and Table S3x say in words."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -113,6 +113,19 @@ def tail_notes(rows: RobustnessRows) -> Iterator[str]:
         " Table S3. Not finite: rows. The worst row is that of the seed whose worst row is worst, its text that of the"
         " positions scored."
     )
+    yield _code(rows)
+
+
+def arm_notes(rows: RobustnessRows, found: Sequence[Row], arms: Sequence[str]) -> Iterator[str]:
+    """Notes under Table S3 of a stage's arms; `arms` are the names of all but the Baseline."""
+    yield (
+        "mean: over rows and seeds, at g = 0 where tapered; median and p99.9: of rows, averaged over n seeds; worst"
+        " row: of all seeds; × Baseline and blown up: as in Table S3."
+    )
+    yield _answer(found, arms)
+    yield from _repeat_note(found, arms)
+    yield from _origins(rows)
+    yield from _missing(found)
     yield _code(rows)
 
 

@@ -16,7 +16,7 @@ KIND = "robustness"
 CELL = ["d_model", "seed"]  # models of one cell read the same rows and are compared with one Baseline
 TAILS = ("mean", "median", "p99_9", "max", "nonfinite")
 BESIDE = ("excess_p99_9", "excess_max", "excess_row", "blown", "baseline_blown")
-_FRAMES = {"scores": "study_S3.csv", "trials": "study_S3_trials.csv", "positions": "study_S3_positions.csv"}
+_ENDINGS = {"scores": "", "trials": "_trials", "positions": "_positions"}  # frame -> what its file's name ends with
 _PROVENANCE = ("device", "config_hash", "commit")
 _TEXT = (
     *("run", "model", "label", "trial", "part", "part_label", "worst_text", "origin", "rows_sha256", "weights_sha256"),
@@ -41,7 +41,7 @@ class RobustnessRows:
 
 
 def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
-    """Read the files that `tapernorm robustness` wrote, one per width and seed.
+    """Read the files that `tapernorm robustness` wrote, one per width and seed, or one per seed of a stage.
 
     Raises:
         UserError: no file, or one is missing, damaged or of another schema, two are of one width and seed, or they
@@ -71,24 +71,33 @@ def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
     )
 
 
-def write(rows: RobustnessRows, folder: Path) -> None:
-    """Write one CSV per frame, each float in the shortest form that reads back as the same bits."""
-    for name, file in _FRAMES.items():
-        with whole_file(folder / file) as temporary:
-            getattr(rows, name).to_csv(temporary, index=False, lineterminator="\n")
+def write(rows: RobustnessRows, folder: Path, *, name: str = "S3") -> None:
+    """Write one CSV per frame, each float in the shortest form that reads back as the same bits.
+
+    Args:
+        name: of the table that they are for.
+    """
+    for frame, path in _files(folder, name).items():
+        with whole_file(path) as temporary:
+            getattr(rows, frame).to_csv(temporary, index=False, lineterminator="\n")
 
 
-def read(folder: Path, *, run: str) -> RobustnessRows:
+def read(folder: Path, *, run: str, name: str = "S3") -> RobustnessRows:
     """Read back what `write` wrote of this run.
 
     Raises:
         UserError: a file is missing, or holds rows of another run.
     """
-    frames = {name: _read_csv(folder / file) for name, file in _FRAMES.items()}
-    for name, frame in frames.items():
-        if others := set(frame["run"]) - {run}:
-            raise UserError(f"{folder / _FRAMES[name]} is of run {', '.join(others)} and the config is of run {run!r}")
+    paths = _files(folder, name)
+    frames = {frame: _read_csv(path) for frame, path in paths.items()}
+    for frame, found in frames.items():
+        if others := set(found["run"]) - {run}:
+            raise UserError(f"{paths[frame]} is of run {', '.join(others)} and the config is of run {run!r}")
     return RobustnessRows(**frames)
+
+
+def _files(folder: Path, name: str) -> dict[str, Path]:
+    return {frame: folder / f"study_{name}{ending}.csv" for frame, ending in _ENDINGS.items()}
 
 
 def _score_rows(document: Row, path: Path) -> Iterator[Row]:

@@ -1,10 +1,13 @@
-"""Table S3: losses of finished models on odd inputs beside their Baseline's. Table S3x: the tails of every model."""
+"""Table S3: losses of finished models on odd inputs beside their Baseline's, and the same of a stage's arms.
+
+Table S3x holds the tails of every model.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
 
 from ..robustness_settings import BASELINE
-from .robustness_notes import commits_of, table_notes, tail_notes
+from .robustness_notes import arm_notes, commits_of, table_notes, tail_notes
 from .robustness_rows import RobustnessRows, Row
 from .robustness_summary import PLAIN, blown_share, records, tried_on
 from .table import ABSENT, Column, Table
@@ -67,6 +70,30 @@ def table_s3x(rows: RobustnessRows, *, run: str, caption: str) -> Table:
             f" same row.{of_several_codes(commits_of(rows))} Run {run}: {caption}"
         ),
         notes=list(tail_notes(rows)),
+        records=found,
+    )
+
+
+def table_of_arms(rows: RobustnessRows, *, run: str, caption: str, stage: str) -> Table:
+    """Table S3 of a stage's arms: a line per kind of input and arm. Raises as `table_s3`."""
+    found = [row for row in records(rows, run=run) if row["part"] != PLAIN]
+    arms = [model for model in dict.fromkeys(row["model"] for row in found) if model != BASELINE]
+    return Table(
+        name=f"table_S3_{stage}",
+        columns=[
+            *(Column(header, align="l") for header in ("tried on", "arm")),
+            Column("n"),
+            *(Column(header) for header in ("mean", "× Baseline", "median row", "p99.9 row", "worst row")),
+            Column("blown up"),
+            Column("not finite"),
+        ],
+        rows=list(_arm_lines(found)),
+        published=[],
+        caption=(
+            f"Arms of stage {stage} on odd inputs, beyond the paper: loss (nats/token) over rows, beside the arm named"
+            f" Baseline.{of_several_codes(commits_of(rows))} Run {run}: {caption}"
+        ),
+        notes=[*arm_notes(rows, found, arms)],
         records=found,
     )
 
@@ -141,6 +168,23 @@ def _tails(found: Sequence[Row]) -> Iterator[list[str]]:
             str(row["rows_nonfinite"]),
             str(row["worst_row"]),
             row["worst_text"],
+        ]
+        last = here
+
+
+def _arm_lines(found: Sequence[Row]) -> Iterator[list[str]]:
+    last = ""
+    for row in found:
+        here, baseline = tried_on(row), row["model"] == BASELINE
+        yield [
+            "" if here == last else here,
+            row["label"],
+            str(row["n"]),
+            number(row["ce_mean"]),
+            ABSENT if baseline else _ratio(row),
+            *(number(row[f"rows_{name}"]) for name in ("median", "p99_9", "max")),
+            blown_share(row),
+            str(row["rows_nonfinite"]),
         ]
         last = here
 

@@ -1,27 +1,28 @@
 """Verbs of Table S3: robustness, trials."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from ..config import Config
 from ..devices import device_slot
 from ..errors import UserError
-from ..jobs import ReportJob
-from ..robustness_settings import RobustnessJob
+from ..robustness_settings import RobustnessJob, TrialsJob
 from .arguments import Verbs, cell_of, device, folders, job_of, named_folders, positive, slots, threads
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     made = verbs.add(robustness, "score finished models on odd inputs beside their Baseline", configured=True)
-    made.add_argument("--width", type=positive, metavar="D", help="with --config: d_model of the models")
+    whose = made.add_mutually_exclusive_group()
+    whose.add_argument("--width", type=positive, metavar="D", help="with --config: d_model of the run's own models")
+    whose.add_argument("--stage", metavar="NAME", help="with --config: stage of the study whose arms the models are")
     made.add_argument("--seed", type=int, metavar="S", help="with --config: seed of the models")
     made.add_argument(
         "--models",
         nargs="+",
         required=True,
         metavar="NAME=DIR",
-        help="run folder of each of its variants, or its folder that `tapernorm fold` wrote; one is the baseline",
+        help="run folder of each variant or arm, or its folder that `tapernorm fold` wrote; one is the baseline",
     )
     folders(made, tokens="folder written by `tapernorm tokens`: what they were trained on")
     folders(made, tokenizer="folder written by `tapernorm tokenizer`")
@@ -40,14 +41,19 @@ def add(verbs: Verbs) -> None:
 
     made = verbs.add(trials, "gather scores on odd inputs into rows, or make tables or figure of them", configured=True)
     made.add_argument("what", choices=("rows", "table", "figure"))
+    made.add_argument("--stage", metavar="NAME", help="with --config: the scores are of arms of this stage")
     made.add_argument("scores", nargs="*", type=Path, metavar="FILE", help="rows: written by `tapernorm robustness`")
     made.add_argument("--rows", type=Path, metavar="DIR", help="table, figure: written by `tapernorm trials rows`")
     folders(made, out="folder for the rows, tables or figure")
 
 
 def robustness(arguments: argparse.Namespace) -> None:
-    width, seed = cell_of(arguments, "width", "seed")
-    job = job_of(arguments, RobustnessJob, lambda config: config.robustness_job(width, seed))
+    if arguments.stage is None:
+        width, seed = cell_of(arguments, "width", "seed")
+        job = job_of(arguments, RobustnessJob, lambda config: config.robustness_job(width, seed))
+    else:
+        stage, seed = cell_of(arguments, "stage", "seed")
+        job = job_of(arguments, RobustnessJob, lambda config: config.stage_robustness_job(stage, seed))
     with device_slot(arguments.device, arguments.jobs_per_gpu):
         from ..robustness import score_models
 
@@ -70,7 +76,9 @@ def robustness(arguments: argparse.Namespace) -> None:
 
 
 def trials(arguments: argparse.Namespace) -> None:
-    job = job_of(arguments, ReportJob, Config.report_job)
+    if arguments.stage is not None:
+        cell_of(arguments, "stage")
+    job = job_of(arguments, TrialsJob, lambda config: config.trials_job(arguments.stage))
     needed, other = ("scores", "rows") if arguments.what == "rows" else ("rows", "scores")
     if not getattr(arguments, needed) or getattr(arguments, other):
         names = {"scores": "files of `tapernorm robustness`", "rows": "--rows"}
@@ -78,18 +86,21 @@ def trials(arguments: argparse.Namespace) -> None:
     from ..report import robustness_rows
 
     if arguments.what == "rows":
-        robustness_rows.write(robustness_rows.collect(arguments.scores, run=job.run), arguments.out)
+        robustness_rows.write(robustness_rows.collect(arguments.scores, run=job.run), arguments.out, name=job.name)
         return
-    rows = robustness_rows.read(arguments.rows, run=job.run)
+    rows = robustness_rows.read(arguments.rows, run=job.run, name=job.name)
     if arguments.what == "table":
-        from ..report import html, robustness_table, table
+        from ..report import html, table
+        from ..report.robustness_table import table_of_arms, table_s3, table_s3x
 
-        for make in (robustness_table.table_s3, robustness_table.table_s3x):
+        for make in (table_s3, table_s3x) if job.stage is None else (partial(table_of_arms, stage=job.stage),):
             made = make(rows, run=job.run, caption=job.caption)
             table.write(made, arguments.out)
             html.write(made, arguments.out)
     else:
         from ..report import figures, robustness_figure
 
+        if job.stage is not None:
+            raise UserError("the figure is of the run's own models: leave --stage out")
         drawing, frame = robustness_figure.figure_s3(rows, run=job.run, caption=job.caption)
         figures.save(drawing, frame, arguments.out / "figure_S3")
