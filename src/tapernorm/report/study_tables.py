@@ -182,7 +182,7 @@ def _notes(stage: Stage, records: Sequence[Row], runs: Sequence[Row]) -> Iterato
         yield (
             "jump: validation loss with all maps linear less that with all norms whole, nats/token, of the model as it"
             " is where its taper starts and just calibrated: mean ± sample standard deviation. Runs of one seed that"
-            " start together share it."
+            " start together share it, where their sums are rounded alike."
         )
     if any(record["target_n"] for record in records):
         yield (
