@@ -32,9 +32,8 @@ study: $(READY)  ## compute one stage of config/cpu.yaml, hours of it: make stud
 
 study-figures: $(READY)  ## make the study's tables and figures anew from its committed rows, in seconds
 	$(BIN)/snakemake --cores all study_figures --configfile config/cpu.yaml \
-	    --forcerun table figure stage_table stage_figure oddities_table \
-	    $(if $(wildcard results/cpu/tables/study_S3.csv),robustness_table robustness_figure) \
-	    $(if $(wildcard results/cpu/tables/study_S3_S*.csv),arms_table)
+	    --forcerun table figure stage_table stage_figure oddities_table arms_table \
+	    $(if $(wildcard results/cpu/tables/study_S3.csv),robustness_table robustness_figure)
 
 test: $(READY)  ## lint, type check, then the whole test suite
 	$(BIN)/ruff check

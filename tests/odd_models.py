@@ -24,7 +24,6 @@ CODE = [f"def f{i}(x):\n\treturn x ** {i}  # naïve — “quoted”\n" for i in
 
 def job(**changes) -> RobustnessJob:
     odd = {"seed": 0, "max_rows": 1000, "rare_tokens": 9, "repeat": 5, "lengths": LENGTHS, "position_bin": 4}
-    odd["stages"] = []
     data = {"source": "text", "files": ["code.txt"], "field": "text", "part": None, "valid_fraction": 1}
     odd["texts"] = [{"name": "code", "label": "code of Python", "data": [{**data, "max_train_documents": None}]}]
     odd |= {key: changes.pop(key) for key in list(changes) if key in odd}

@@ -247,7 +247,7 @@ def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp
     out = tmp_path / "seed3.json"
     assert main([*words, "--texts", f"code={made / 'code'}", "--out", str(out)]) == 0
     assert "all, never_seen, repeats: mean" in capsys.readouterr().out
-    about = ["--job", json.dumps({"run": "mine", "caption": "Small.", "stage": None})]
+    about = ["--job", json.dumps(report(stage=None))]
     assert main(["trials", "rows", str(out), *about, "--out", str(tmp_path)]) == 0
     for what in ("table", "figure"):
         assert main(["trials", what, "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 0
@@ -258,14 +258,31 @@ def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp
     assert "trials table is made from --rows" in capsys.readouterr().err
 
 
-def test_the_same_scores_make_the_table_of_a_stages_arms(made, result, tmp_path, capsys):
-    about = ["--job", json.dumps({"run": "mine", "caption": "Small.", "stage": "S2"})]
+def report(**changes):
+    """What a table says of the scores above."""
+    models = {"baseline": "Baseline", "all": "All-Taper"}
+    return {"run": "mine", "caption": "Small.", "stage": "S2", "cells": [[12, 3]], "models": models} | changes
+
+
+def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(made, result, tmp_path, capsys):
+    about = ["--job", json.dumps(report())]
     assert main(["trials", "rows", str(made / "scores.json"), *about, "--out", str(tmp_path)]) == 0
     assert main(["trials", "table", "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 0
     names = {path.name for path in (tmp_path / "made").iterdir()}
     assert names == {f"table_S3_S2.{kind}" for kind in ("csv", "md", "tex", "html")}
     assert main(["trials", "figure", "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 2
     assert "the figure is of the run's own models: leave --stage out" in capsys.readouterr().err
+    for changes, complaint in (
+        ({"cells": [[12, 3], [12, 4]]}, "not of the same widths and seeds, see d 12 seed 4: run"),
+        ({"cells": [[24, 3]]}, "see d 12 seed 3, d 24 seed 3"),
+        (
+            {"models": {"baseline": "Baseline"}},
+            "S3_S2 of this config is not about all, which these scores are of",
+        ),
+    ):
+        other = ["--job", json.dumps(report(**changes))]
+        assert main(["trials", "table", "--rows", str(tmp_path), *other, "--out", str(tmp_path / "other")]) == 2
+        assert complaint in capsys.readouterr().err
 
 
 def test_a_run_that_diverged_has_no_score_and_is_named_and_a_diverged_baseline_is_refused(made, result, tmp_path):

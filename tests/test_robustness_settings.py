@@ -77,17 +77,25 @@ def test_a_config_whose_rows_cannot_be_made_is_refused_and_one_without_them_has_
 
 def test_a_stages_arms_are_tried_on_its_seeds_and_only_beside_a_baseline():
     config = load_config(TEST)
-    assert config.tried_stage_cells() == [("S1", 1), ("S1", 2)]
-    tried = config.stage_robustness_job("S1", 2)
+    tried, reported = config.stage_robustness_job("S1", 2), config.trials_job("S1")
     assert (tried.d_model, tried.seed) == (24, 2)
     assert list(tried.models) == [arm.name for arm in config.stage("S1").arms]
-    with pytest.raises(ConfigError, match="no stage 'S9' in the study of this config"):
+    assert (reported.cells, reported.models) == (((24, 1), (24, 2)), tried.models)
+    assert tried.models["diverging"] == "Baseline, an absurd learning rate"
+    assert tried.models["internal_50_75"] == "Internal-Taper (+aux) (internal_50_75)"  # another arm is labelled alike
+    with pytest.raises(ConfigError, match=r"robustness\.stages: no stage 'S9' in the study of this config"):
         load_config(TEST, ["robustness.stages=[S9]"])
+    with pytest.raises(ConfigError, match=r"robustness\.stages: no stage 'S1' .* it has none"):
+        load_config(TEST, ["study=null"])
     with pytest.raises(ConfigError, match="S1 given twice"):
         load_config(TEST, ["robustness.stages=[S1, S1]"])
     raw = yaml.safe_load(TEST.read_text(encoding="utf-8"))
     raw["study"][0]["arms"][0]["name"] = raw["study"][0]["baseline"] = "plain"
-    with pytest.raises(ConfigError, match="stage S1 has no arm named baseline to compare others with"):
+    with pytest.raises(ConfigError, match="arms of stage S1 are not tried on odd inputs"):
+        parse(Config, raw, "here")
+    raw = yaml.safe_load(TEST.read_text(encoding="utf-8"))
+    raw["study"][0] |= {"search": True, "seeds": [7]}
+    with pytest.raises(ConfigError, match="it must be no search"):
         parse(Config, raw, "here")
 
 

@@ -11,6 +11,7 @@ from synthetic_robustness import TRIALS, loss
 
 from tapernorm.report import robustness_rows, robustness_table, table
 from tapernorm.report.robustness_summary import records, share
+from tapernorm.robustness_settings import TrialsJob
 
 RUN = {"run": "cpu", "caption": "Not the paper's scale."}
 SEEDS = (1, 2, 3)
@@ -177,7 +178,10 @@ def test_losses_are_printed_in_as_many_digits_as_tell_something():
 def test_the_table_of_arms_has_a_line_per_kind_and_arm_with_the_tails_that_the_rows_have(tmp_path):
     paths = synthetic_robustness.write_run(tmp_path, widths=(32,), seeds=SEEDS)
     rows = robustness_rows.collect(paths, run="cpu")
-    made = robustness_table.table_of_arms(rows, **RUN, stage="S2")
+    labels = synthetic_robustness.LABELS | {"gone": "DyT"}
+    cells = tuple((32, seed) for seed in SEEDS)
+    job = TrialsJob(**RUN, stage="S2", cells=cells, models=labels)
+    (made,) = robustness_table.tables(rows, job)
     assert made.name == "table_S3_S2"
     heads = [column.header for column in made.columns]
     printed = [row for row in records(rows, run="cpu") if row["part"] != "unrepeated"]
@@ -189,5 +193,11 @@ def test_the_table_of_arms_has_a_line_per_kind_and_arm_with_the_tails_that_the_r
             robustness_table.number(row[f"rows_{name}"]) for name in ("median", "p99_9", "max")
         ]
         assert (cells["× Baseline"] == table.ABSENT) == (row["model"] == "baseline")
-    (told,) = [note for note in made.notes if note.startswith("Blown up")]
-    assert "All-Taper (+aux) on Python standard library (20.0 %)" in told  # 30, 60 and 90 of 300 rows, three seeds
+        assert (cells["n"], cells["not finite"]) == ("3", "0")
+        if row["model"] == "all_aux":
+            assert cells["blown up"] == ("20.0 %" if row["trial"] == "code" else "0 %")  # 180 of 900
+    on_code = "on Python standard library (20.0 %)"
+    told = f"Blown up: Internal-Taper (+aux) on no row; All-Taper {on_code}; All-Taper (+aux) {on_code}."
+    assert told in made.notes
+    assert "DyT diverged at seed 1, 2, 3 and has no score there: see Table S2." in made.notes
+    assert sum("diverged" in note for note in made.notes) == 1

@@ -22,6 +22,7 @@ def study_of(**changes):
     """The complaint about config/test.yaml with its first stage changed; empty where there is none."""
     raw = yaml.safe_load(TEST.read_text(encoding="utf-8"))
     raw["study"][0] |= changes
+    raw["robustness"]["stages"] = []  # no other fault than the stage's own
     try:
         parse(Config, raw, "here")
     except ConfigError as error:
@@ -115,7 +116,7 @@ def test_the_scale_loss_alone_has_nothing_to_calibrate():
         ArmJob(pretrain=make_job("internal_aux"), treatment=Treatment(anchor_only=True, calibration="vector"))
 
 
-@pytest.mark.parametrize("name", ["S0", "S3", "S3x", "figures", "oddities"])
+@pytest.mark.parametrize("name", ["S0", "S3", "S3x", "figures", "oddities", "trials", "positions"])
 def test_a_stage_takes_no_name_that_a_rule_of_its_own_has(name):
     assert f"no stage may be called '{name}'" in study_of(name=name)
     assert study_of(name=f"{name}b") == ""

@@ -358,8 +358,8 @@ def test_finished_models_are_tried_on_odd_inputs_and_a_clone_makes_the_tables_fr
     (clone / "results/test/tables").mkdir(parents=True)
     for rows in (finished / "results/test/tables").glob("study_S3*.csv"):
         shutil.copy(rows, clone / "results/test/tables")
-    made = planned(snakemake(clone, "-n", "study_S3_files", "--configfile", config))
-    assert made == {"robustness_table": 1, "robustness_figure": 1, "arms_table": 1, "study_S3_files": 1}
+    made = planned(snakemake(clone, "-n", "study_figures", "--configfile", config))
+    assert made == {"robustness_table": 1, "robustness_figure": 1, "arms_table": 1, "study_figures": 1}
     wanted = [f"results/test/tables/{name}.md" for name in ("table_S3", "table_S3_S1")]
     done = snakemake(clone, *wanted, "--configfile", config)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -148,10 +148,11 @@ class Config(Strict):
     def _every_trial_is_possible(self) -> Self:
         for d_model, seed in self.robustness_cells():
             self.robustness_job(d_model, seed)
-        for stage, seed in self.tried_stage_cells():
-            if BASELINE not in {arm.name for arm in self.stage(stage).arms}:
-                raise ValueError(f"robustness.stages: stage {stage} has no arm named {BASELINE} to compare others with")
-            self.stage_robustness_job(stage, seed)
+        for name in self.robustness.stages if self.robustness else ():
+            try:
+                self.stage_robustness_job(name, self.stage(name).seeds[0])
+            except UserError as error:
+                raise ValueError(f"robustness.stages: {error}") from None
         return self
 
     @model_validator(mode="after")
@@ -255,19 +256,24 @@ class Config(Strict):
         models = {variant: VARIANT_LABELS[variant] for variant in self.width(d_model).variants}
         return self._robustness_job(d_model, seed, models)
 
-    def tried_stage_cells(self) -> list[tuple[str, int]]:
-        """Every (stage, seed) whose arms are tried on odd inputs."""
-        stages = self.robustness.stages if self.robustness else ()
-        return [(name, seed) for name in stages for seed in self.stage(name).seeds]
-
     def stage_robustness_job(self, name: str, seed: int) -> RobustnessJob:
         """The job that tries a stage's arms of one seed on odd inputs."""
         stage = self.stage(name)
-        return self._robustness_job(stage.d_model, seed, {arm.name: arm.label for arm in stage.arms})
+        if stage.search or stage.baseline != BASELINE:
+            raise UserError(
+                f"arms of stage {name} are not tried on odd inputs: it must be no search, and measure gaps against an"
+                f" arm named {BASELINE}"
+            )
+        return self._robustness_job(stage.d_model, seed, stage.labels)
 
-    def trials_job(self, stage: str | None) -> TrialsJob:
-        """The job that reports these scores, of a stage or of the run's own models."""
-        return TrialsJob(run=self.run, caption=self.caption, stage=stage)
+    def trials_job(self, name: str | None) -> TrialsJob:
+        """The job that reports these scores, of the arms of a stage or of the run's own models."""
+        if name is None:
+            cells, labels = self.robustness_cells(), dict(VARIANT_LABELS)
+        else:
+            stage = self.stage(name)
+            cells, labels = [(stage.d_model, seed) for seed in stage.seeds], stage.labels
+        return TrialsJob(run=self.run, caption=self.caption, stage=name, cells=tuple(cells), models=labels)
 
     def _robustness_job(self, d_model: int, seed: int, models: dict[str, str]) -> RobustnessJob:
         if self.robustness is None:
@@ -277,7 +283,7 @@ class Config(Strict):
             seed=seed,
             models=models,
             context=self.model.context,
-            robustness=self.robustness.model_copy(update={"stages": ()}),
+            robustness=self.robustness.odd_inputs,
         )
 
     def finetune_cells(self) -> list[tuple[Method, str, int]]:

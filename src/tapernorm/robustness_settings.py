@@ -23,7 +23,7 @@ class OddText(Strict):
     data: tuple[DataConfig, ...]
 
 
-class Robustness(Strict):
+class OddInputs(Strict):
     """What finished models are scored on, row by row; the run's own held-out text always is."""
 
     seed: Seed  # draws rows and tokens, the same for every model
@@ -33,7 +33,6 @@ class Robustness(Strict):
     lengths: tuple[PositiveInt, ...]  # tokens, beyond the training context, ascending
     position_bin: PositiveInt  # positions that a point of the figure averages over
     texts: tuple[OddText, ...]
-    stages: tuple[StageName, ...]  # of the study, whose arms are tried too, each beside the arm named baseline
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
@@ -42,8 +41,6 @@ class Robustness(Strict):
             [HELD_OUT, RARE, NEVER_SEEN, LONGER, *(text.name for text in self.texts)],
         )
         distinct("robustness.lengths", self.lengths)
-        if self.stages:
-            distinct("robustness.stages", self.stages)
         if any(later < sooner for sooner, later in pairwise(self.lengths)):
             raise ValueError(f"robustness.lengths {list(self.lengths)} are not in ascending order: sort them")
         return self
@@ -60,6 +57,22 @@ class Robustness(Strict):
         return BlocksJob(context=context + 1, block_documents=None, max_rows=self.max_rows)
 
 
+class Robustness(OddInputs):
+    """A config's section: what is tried, and on whom besides the models of the run's own tables."""
+
+    stages: tuple[StageName, ...]  # of the study: their arms are tried too, beside that named baseline
+
+    @model_validator(mode="after")
+    def _stages_differ(self) -> Self:
+        if self.stages:
+            distinct("robustness.stages", self.stages)
+        return self
+
+    @property
+    def odd_inputs(self) -> OddInputs:
+        return OddInputs(**{name: getattr(self, name) for name in OddInputs.model_fields})
+
+
 class RobustnessJob(Strict):
     """What defines the scores of all models of one width and seed, or of a stage and seed, models and text apart."""
 
@@ -67,7 +80,7 @@ class RobustnessJob(Strict):
     seed: Seed
     models: dict[str, str]  # name -> label; they are compared with the one named baseline
     context: Annotated[int, Field(ge=2)]  # tokens that the models were trained on
-    robustness: Robustness  # its stages left out: who else is tried alters no score
+    robustness: OddInputs
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -103,6 +116,8 @@ class TrialsJob(Strict):
     run: str
     caption: str
     stage: StageName | None  # whose arms it is about; null: the models of the run's own tables
+    cells: tuple[tuple[int, Seed], ...]  # (d_model, seed) that must have been scored, and no other
+    models: dict[str, str]  # name -> label
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ An arm is one of the paper's variants with some settings of its own and, where t
 losses are paired by seed with those of its stage's baseline.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -14,7 +15,7 @@ from .gpt2_settings import Name
 from .jobs import PretrainJob, Seed
 from .settings import PositiveInt, Strict, Variant, distinct
 
-RESERVED = ("S0", "S3", "S3x", "figures", "oddities")  # targets and tables of the study that no stage makes
+RESERVED = ("S0", "S3", "S3x", "figures", "oddities", "trials", "positions")  # targets, tables and rows of no stage
 
 
 def _free(name: str) -> str:
@@ -145,6 +146,12 @@ class Stage(Strict):
         if self.baseline not in names:
             raise ValueError(f"the baseline of stage {self.name} is {self.baseline!r}, and its arms are {list(names)}")
         return self
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Name of each arm -> its label, with the name where other arms are labelled alike."""
+        counts = Counter(arm.label for arm in self.arms)
+        return {arm.name: arm.label if counts[arm.label] == 1 else f"{arm.label} ({arm.name})" for arm in self.arms}
 
     def arm(self, name: str) -> Arm:
         """The arm of that name.

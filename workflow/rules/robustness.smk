@@ -1,8 +1,8 @@
 # Table S3, beyond the paper: finished models on odd inputs. One job takes all variants of a width and seed, or all arms
 # of a stage and seed, so that each row's losses stand beside its Baseline's.
 wildcard_constraints:
-    place=r"d\d+|study/\w+",
-    trials="|".join(["S3", *(f"S3_{stage}" for stage in ODD.stages)]),
+    place="|".join(ODD_PLACES),
+    trials="|".join(STAGE_OF),
 
 
 rule odd_corpus:
@@ -80,7 +80,7 @@ rule robustness:
 
 rule robustness_rows:
     input:
-        lambda w: odd_scores(w.trials),
+        lambda w: odd_scores(STAGE_OF[w.trials]),
     output:
         ODD_ROWS,
     log:
@@ -88,7 +88,7 @@ rule robustness_rows:
     conda:
         "../../environment.yml"
     params:
-        job=lambda w: trials_job(stage_tried(w.trials)),
+        job=lambda w: trials_job(STAGE_OF[w.trials]),
         out=subpath(output[0], parent=True),
     shell:
         "tapernorm trials rows {input:q} --job {params.job:q} --out {params.out:q} &> {log:q}"
@@ -96,7 +96,7 @@ rule robustness_rows:
 
 rule robustness_table:
     input:
-        S3_ROWS,
+        trials_rows(None),
     output:
         expand(
             f"{RESULTS}/tables/{{table}}.{{kind}}",
@@ -122,7 +122,7 @@ rule robustness_table:
 
 rule robustness_figure:
     input:
-        S3_ROWS,
+        trials_rows(None),
     output:
         multiext(f"{FIGURES}/figure_S3", ".pdf", ".csv"),
         report(
@@ -168,19 +168,11 @@ localrules:
     robustness_figure,
     arms_table,
     study_S3,
-    study_S3_files,
 
 
 # The scores too: Snakemake takes rows that came with a clone for made, whatever they were made from is missing.
 rule study_S3:
     input:
-        odd_scores("S3"),
+        odd_scores(None),
         S3_FILES,
-        [[odd_scores(f"S3_{stage}"), arms_files(stage)] for stage in ODD.stages],
-
-
-# Tables and figure from the rows that are there: no model has to be.
-rule study_S3_files:
-    input:
-        S3_FILES,
-        [arms_files(stage) for stage in ODD.stages],
+        [[odd_scores(stage), arms_files(stage)] for stage in ODD.stages],

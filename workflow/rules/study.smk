@@ -107,14 +107,16 @@ for stage in STAGES:
         input:
             stage_results(stage),
             stage_files(stage),
-            [oddities_sources(stage), oddities_files(stage)] if stage in TRIED else [],
+            [oddities_sources(stage), oddities_files(stage)]
+            if stage in WITH_RIVALS
+            else [],
         localrule: True
 
 
 rule study:
     input:
         [[stage_results(stage), stage_files(stage)] for stage in STAGES],
-        [[oddities_sources(stage), oddities_files(stage)] for stage in TRIED],
+        [[oddities_sources(stage), oddities_files(stage)] for stage in WITH_RIVALS],
 
 
 # Tables and figures of all whose rows are there, the paper's among them, from these rows: no run has to be.

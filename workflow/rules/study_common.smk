@@ -9,7 +9,7 @@ STAGE_TABLE = f"{RESULTS}/tables/table_{{stage}}"
 STAGE_FIGURE = f"{FIGURES}/figure_{{stage}}"
 
 # Stages with rivals, whose arms are timed and tried on odd inputs as well.
-TRIED = [
+WITH_RIVALS = [
     stage.name
     for stage in RUN.study or ()
     if not stage.search
@@ -64,21 +64,12 @@ def committed_files():
         if are_there(STAGE_ROWS.format(stage=stage))
     ]
     of_rivals = [
-        oddities_files(stage) for stage in TRIED if are_there(*oddities_sources(stage))
+        oddities_files(stage)
+        for stage in WITH_RIVALS
+        if are_there(*oddities_sources(stage))
     ]
-    return [*of_stages, *of_rivals, *odd_files(), paper_files()]
-
-
-def odd_files():
-    """Those of Table S3, of the run's own models and of arms."""
-    if not RUN.robustness:
-        return []
-    made = {
-        "S3": S3_FILES,
-        **{f"S3_{stage}": arms_files(stage) for stage in ODD.stages},
-    }
-    rows = {name: [path.format(trials=name) for path in ODD_ROWS] for name in made}
-    return [made[name] for name in made if are_there(*rows[name])]
+    of_odd_inputs = odd_files() if RUN.robustness else []
+    return [*of_stages, *of_rivals, *of_odd_inputs, paper_files()]
 
 
 def paper_files():

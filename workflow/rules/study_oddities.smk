@@ -97,4 +97,4 @@ localrules:
 # The second half of Table S2 alone; its stage makes it too.
 rule study_oddities:
     input:
-        [oddities_files(stage) for stage in TRIED],
+        [oddities_files(stage) for stage in WITH_RIVALS],

@@ -3,30 +3,39 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from ..robustness_settings import BASELINE, HELD_OUT, LONGER, TIMES
+from ..robustness_settings import BASELINE, HELD_OUT, LONGER, TIMES, TrialsJob
 from .origin import same_or_not
 from .robustness_rows import RobustnessRows, Row
 from .robustness_summary import PLAIN, blown_share, tried_on
 from .tables import short_commits
+
+_RATIO = (
+    "× Baseline: ratio of the losses of one seed, geometric mean over paired seeds, in brackets the 95 % t interval of"
+    " its logarithm."
+)
 
 
 def table_notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
     """Notes under Table S3; `found` are the records of all models, `shown` the names of those printed."""
     yield (
         "loss: mean over rows and seeds of the cross-entropy, nats/token, tapered models folded; worst row: the"
-        " largest mean loss of a row, of all seeds. A token that no model expects costs more than the uniform guess's"
-        f" {math.log(int(rows.trials['vocab_size'].iloc[0])):.2f}, so the Baseline's loss on foreign text may, too."
+        f" largest mean loss of a row, of all seeds. {_guess(rows)}"
     )
-    yield (
-        "× Baseline: ratio of the losses of one seed, geometric mean over paired seeds, in brackets the 95 % t interval"
-        " of its logarithm."
-    )
+    yield _RATIO
     yield _blown_note(found, shown)
-    yield _answer(found, shown)
+    yield from _answer(found, shown)
     yield from _repeat_note(found, shown)
     yield from _origins(rows)
     yield from _missing(found)
     yield _code(rows)
+
+
+def _guess(rows: RobustnessRows) -> str:
+    uniform = math.log(int(rows.trials["vocab_size"].iloc[0]))
+    return (
+        f"A token that no model expects costs more than the uniform guess's {uniform:.2f}, so the Baseline's loss on"
+        " foreign text may, too."
+    )
 
 
 def _blown_note(found: Sequence[Row], shown: Sequence[str]) -> str:
@@ -40,8 +49,10 @@ def _blown_note(found: Sequence[Row], shown: Sequence[str]) -> str:
     )
 
 
-def _answer(found: Sequence[Row], shown: Sequence[str]) -> str:
+def _answer(found: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
     """On which kinds of rows each model blows up, at the width where it does most."""
+    if not shown:
+        return
     told = []
     for model in shown:
         worst: dict[str, Row] = {}
@@ -53,7 +64,9 @@ def _answer(found: Sequence[Row], shown: Sequence[str]) -> str:
         kinds = [f"{name} ({blown_share(row)})" for name, row in ranked]
         label = next(row["label"] for row in found if row["model"] == model)
         told.append(f"{label} on {', '.join(kinds) or 'no row'}")
-    return f"Blown up, in parentheses at the width where it is most: {'; '.join(told)}."
+    several = len({row["d_model"] for row in found}) > 1
+    where = ", in parentheses at the width where it is most" if several else ""
+    yield f"Blown up{where}: {'; '.join(told)}."
 
 
 def _share_of(row: Row) -> float:
@@ -116,17 +129,29 @@ def tail_notes(rows: RobustnessRows) -> Iterator[str]:
     yield _code(rows)
 
 
-def arm_notes(rows: RobustnessRows, found: Sequence[Row], arms: Sequence[str]) -> Iterator[str]:
-    """Notes under Table S3 of a stage's arms; `arms` are the names of all but the Baseline."""
+def arm_notes(rows: RobustnessRows, found: Sequence[Row], job: TrialsJob) -> Iterator[str]:
+    """Notes under Table S3 of a stage's arms."""
+    arms = [name for name in dict.fromkeys(row["model"] for row in found) if name != BASELINE]
     yield (
-        "mean: over rows and seeds, at g = 0 where tapered; median and p99.9: of rows, averaged over n seeds; worst"
-        " row: of all seeds; × Baseline and blown up: as in Table S3."
+        "mean: over rows and seeds of the cross-entropy, nats/token, at g = 0 where tapered; median and p99.9: of rows,"
+        " averaged over n seeds (of fewer than 1,000 rows, p99.9 lies between the two worst); worst row: of all seeds."
+        f" {_guess(rows)}"
     )
-    yield _answer(found, arms)
+    yield _RATIO
+    yield _blown_note(found, arms)
+    yield from _answer(found, arms)
     yield from _repeat_note(found, arms)
     yield from _origins(rows)
-    yield from _missing(found)
+    yield from _diverged(found, job)
     yield _code(rows)
+
+
+def _diverged(found: Sequence[Row], job: TrialsJob) -> Iterator[str]:
+    """Which runs of a stage left no model to try."""
+    scored = {(row["model"], int(seed)) for row in found for seed in row["seeds"].split()}
+    for name, label in job.models.items():
+        if lost := [str(seed) for _, seed in job.cells if (name, seed) not in scored]:
+            yield f"{label} diverged at seed {', '.join(lost)} and has no score there: see Table {job.stage}."
 
 
 def _code(rows: RobustnessRows) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..errors import UserError
 from ..files import whole_file
+from ..robustness_settings import TrialsJob
 from .documents import read_document, value_at
 from .gpt2_rows import printable
 
@@ -49,7 +50,10 @@ def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
     """
     documents = {Path(path): read_document(Path(path), KIND) for path in paths}
     if not documents:
-        raise UserError("no scores were given: name at least one file, such as results/RUN/robustness/*/*.json")
+        raise UserError(
+            "no scores were given: name at least one file, such as results/RUN/robustness/d*/*.json, or of a stage"
+            " results/RUN/robustness/study/STAGE/*.json"
+        )
     cells: dict[tuple[int, int], Path] = {}
     for path, document in documents.items():
         cell = (value_at(document, "job.d_model", path), value_at(document, "job.seed", path))
@@ -69,6 +73,24 @@ def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
         trials=_typed([{"run": run, **row} for row in trials]),
         positions=_typed([{"run": run, **row} for path, document in ordered for row in _position_rows(document, path)]),
     )
+
+
+def require(rows: RobustnessRows, job: TrialsJob) -> None:
+    """Refuse rows of other models than the job's.
+
+    Raises:
+        UserError: a width and seed is missing or too many, or a model is none of the job's.
+    """
+    scores = rows.scores
+    found = set(zip(scores["d_model"].tolist(), scores["seed"].tolist(), strict=True))
+    if wrong := sorted(found.symmetric_difference(job.cells)):
+        cells = ", ".join(f"d {d_model} seed {seed}" for d_model, seed in wrong)
+        raise UserError(
+            f"table {job.name} of this config and these scores are not of the same widths and seeds, see {cells}: run"
+            " `tapernorm robustness` for the config's"
+        )
+    if others := sorted(set(scores["model"]) - job.models.keys()):
+        raise UserError(f"table {job.name} of this config is not about {', '.join(others)}, which these scores are of")
 
 
 def write(rows: RobustnessRows, folder: Path, *, name: str = "S3") -> None:

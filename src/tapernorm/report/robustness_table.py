@@ -6,7 +6,7 @@ Table S3x holds the tails of every model.
 import math
 from collections.abc import Iterator, Sequence
 
-from ..robustness_settings import BASELINE
+from ..robustness_settings import BASELINE, TrialsJob
 from .robustness_notes import arm_notes, commits_of, table_notes, tail_notes
 from .robustness_rows import RobustnessRows, Row
 from .robustness_summary import PLAIN, blown_share, records, tried_on
@@ -14,6 +14,13 @@ from .table import ABSENT, Column, Table
 from .tables import of_several_codes
 
 SHOWN = ("internal_aux", "all_aux")  # in print, as in Table 1; the CSV and Table S3x hold every model
+
+
+def tables(rows: RobustnessRows, job: TrialsJob) -> list[Table]:
+    """All that a job reports: S3 and S3x of a run, or that of a stage's arms. Raises as `table_s3`."""
+    if job.stage is not None:
+        return [table_of_arms(rows, job)]
+    return [make(rows, run=job.run, caption=job.caption) for make in (table_s3, table_s3x)]
 
 
 def table_s3(rows: RobustnessRows, *, run: str, caption: str) -> Table:
@@ -74,14 +81,14 @@ def table_s3x(rows: RobustnessRows, *, run: str, caption: str) -> Table:
     )
 
 
-def table_of_arms(rows: RobustnessRows, *, run: str, caption: str, stage: str) -> Table:
+def table_of_arms(rows: RobustnessRows, job: TrialsJob) -> Table:
     """Table S3 of a stage's arms: a line per kind of input and arm. Raises as `table_s3`."""
-    found = [row for row in records(rows, run=run) if row["part"] != PLAIN]
-    arms = [model for model in dict.fromkeys(row["model"] for row in found) if model != BASELINE]
+    found = [row for row in records(rows, run=job.run) if row["part"] != PLAIN]
     return Table(
-        name=f"table_S3_{stage}",
+        name=f"table_{job.name}",
         columns=[
             *(Column(header, align="l") for header in ("tried on", "arm")),
+            Column("rows"),
             Column("n"),
             *(Column(header) for header in ("mean", "× Baseline", "median row", "p99.9 row", "worst row")),
             Column("blown up"),
@@ -90,10 +97,11 @@ def table_of_arms(rows: RobustnessRows, *, run: str, caption: str, stage: str) -
         rows=list(_arm_lines(found)),
         published=[],
         caption=(
-            f"Arms of stage {stage} on odd inputs, beyond the paper: loss (nats/token) over rows, beside the arm named"
-            f" Baseline.{of_several_codes(commits_of(rows))} Run {run}: {caption}"
+            f"Arms of stage {job.stage} on odd inputs, beyond the paper, beside the arm {job.models[BASELINE]}: does"
+            f" one without norms blow up where that does not?{of_several_codes(commits_of(rows))} Run {job.run}:"
+            f" {job.caption}"
         ),
-        notes=[*arm_notes(rows, found, arms)],
+        notes=list(arm_notes(rows, found, job)),
         records=found,
     )
 
@@ -179,6 +187,7 @@ def _arm_lines(found: Sequence[Row]) -> Iterator[list[str]]:
         yield [
             "" if here == last else here,
             row["label"],
+            str(row["rows"]) if here != last else "",
             str(row["n"]),
             number(row["ce_mean"]),
             ABSENT if baseline else _ratio(row),

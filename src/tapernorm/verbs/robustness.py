@@ -1,7 +1,6 @@
 """Verbs of Table S3: robustness, trials."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 from ..devices import device_slot
@@ -41,8 +40,8 @@ def add(verbs: Verbs) -> None:
 
     made = verbs.add(trials, "gather scores on odd inputs into rows, or make tables or figure of them", configured=True)
     made.add_argument("what", choices=("rows", "table", "figure"))
-    made.add_argument("--stage", metavar="NAME", help="with --config: the scores are of arms of this stage")
     made.add_argument("scores", nargs="*", type=Path, metavar="FILE", help="rows: written by `tapernorm robustness`")
+    made.add_argument("--stage", metavar="NAME", help="with --config: the scores are of arms of this stage")
     made.add_argument("--rows", type=Path, metavar="DIR", help="table, figure: written by `tapernorm trials rows`")
     folders(made, out="folder for the rows, tables or figure")
 
@@ -77,7 +76,7 @@ def robustness(arguments: argparse.Namespace) -> None:
 
 def trials(arguments: argparse.Namespace) -> None:
     if arguments.stage is not None:
-        cell_of(arguments, "stage")
+        cell_of(arguments, "stage")  # a --job names its own
     job = job_of(arguments, TrialsJob, lambda config: config.trials_job(arguments.stage))
     needed, other = ("scores", "rows") if arguments.what == "rows" else ("rows", "scores")
     if not getattr(arguments, needed) or getattr(arguments, other):
@@ -86,15 +85,16 @@ def trials(arguments: argparse.Namespace) -> None:
     from ..report import robustness_rows
 
     if arguments.what == "rows":
-        robustness_rows.write(robustness_rows.collect(arguments.scores, run=job.run), arguments.out, name=job.name)
+        rows = robustness_rows.collect(arguments.scores, run=job.run)
+        robustness_rows.require(rows, job)
+        robustness_rows.write(rows, arguments.out, name=job.name)
         return
     rows = robustness_rows.read(arguments.rows, run=job.run, name=job.name)
+    robustness_rows.require(rows, job)
     if arguments.what == "table":
-        from ..report import html, table
-        from ..report.robustness_table import table_of_arms, table_s3, table_s3x
+        from ..report import html, robustness_table, table
 
-        for make in (table_s3, table_s3x) if job.stage is None else (partial(table_of_arms, stage=job.stage),):
-            made = make(rows, run=job.run, caption=job.caption)
+        for made in robustness_table.tables(rows, job):
             table.write(made, arguments.out)
             html.write(made, arguments.out)
     else:
