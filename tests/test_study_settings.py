@@ -196,9 +196,11 @@ def test_the_controls_are_there():
 
 
 def test_what_s4_varies_is_varied_for_baseline_too():
+    """In S4, or on the same seeds in S1c."""
+    assert stages()["S4"].seeds == stages()["S1c"].seeds
     varied = ("train.lr", "train.clip_norm")
     sets = {plain: set() for plain in (True, False)}
-    for arm in stages()["S4"].arms:
+    for arm in (*stages()["S4"].arms, *(arm for arm in stages()["S1c"].arms if arm.variant == "baseline")):
         sets[arm.variant == "baseline"] |= {(key, arm.set[key]) for key in varied if key in arm.set}
     assert sets[True] == sets[False] != set()
 
