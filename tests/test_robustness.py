@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import builders
 import numpy as np
@@ -23,6 +24,8 @@ from tapernorm.trials import trials
 
 CPU = torch.device("cpu")
 GUESS = math.log(VOCABULARY)
+
+TEST = Path(__file__).parents[1] / "config/test.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -283,6 +286,24 @@ def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(m
         other = ["--job", json.dumps(report(**changes))]
         assert main(["trials", "table", "--rows", str(tmp_path), *other, "--out", str(tmp_path / "other")]) == 2
         assert complaint in capsys.readouterr().err
+
+
+def test_a_config_names_the_arms_and_the_seeds_that_a_stages_scores_must_be_of(made, tmp_path, capsys):
+    config = ["--config", str(TEST), "--stage", "S1"]
+    given = ["--models", f"baseline={made / 'baseline'}", "--tokens", str(made / "tokens")]
+    given += ["--tokenizer", str(made / "tokenizer"), "--out", str(tmp_path / "scores.json")]
+    assert main(["robustness", *config, "--seed", "1", *given]) == 2
+    assert "names the models baseline, internal_25_100, internal_50_75, diverging" in capsys.readouterr().err
+    assert main(["robustness", *config, *given]) == 2
+    assert "--config needs --seed: which job" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["robustness", *config, "--width", "24", "--seed", "1", *given])
+    assert "not allowed with argument --stage" in capsys.readouterr().err
+    assert main(["trials", "rows", str(made / "scores.json"), *config, "--out", str(tmp_path)]) == 2
+    assert "table S3_S1 of this config and these scores are not of the same widths" in capsys.readouterr().err
+    about = ["--job", json.dumps(report()), "--stage", "S1"]
+    assert main(["trials", "rows", str(made / "scores.json"), *about, "--out", str(tmp_path)]) == 2
+    assert "a --job names its own" in capsys.readouterr().err
 
 
 def test_a_run_that_diverged_has_no_score_and_is_named_and_a_diverged_baseline_is_refused(made, result, tmp_path):

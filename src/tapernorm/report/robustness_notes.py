@@ -9,11 +9,6 @@ from .robustness_rows import RobustnessRows, Row
 from .robustness_summary import PLAIN, blown_share, tried_on
 from .tables import short_commits
 
-_RATIO = (
-    "× Baseline: ratio of the losses of one seed, geometric mean over paired seeds, in brackets the 95 % t interval of"
-    " its logarithm."
-)
-
 
 def table_notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
     """Notes under Table S3; `found` are the records of all models, `shown` the names of those printed."""
@@ -21,13 +16,21 @@ def table_notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]
         "loss: mean over rows and seeds of the cross-entropy, nats/token, tapered models folded; worst row: the"
         f" largest mean loss of a row, of all seeds. {_guess(rows)}"
     )
-    yield _RATIO
+    yield from _beside_baseline(rows, found, shown)
+    yield from _missing(found)
+    yield _code(rows)
+
+
+def _beside_baseline(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
+    """What the models `shown` lose and where they blow up, and what they were tried on."""
+    yield (
+        "× Baseline: ratio of the losses of one seed, geometric mean over paired seeds, in brackets the 95 % t interval"
+        " of its logarithm."
+    )
     yield _blown_note(found, shown)
     yield from _answer(found, shown)
     yield from _repeat_note(found, shown)
     yield from _origins(rows)
-    yield from _missing(found)
-    yield _code(rows)
 
 
 def _guess(rows: RobustnessRows) -> str:
@@ -137,11 +140,7 @@ def arm_notes(rows: RobustnessRows, found: Sequence[Row], job: TrialsJob) -> Ite
         " averaged over n seeds (of fewer than 1,000 rows, p99.9 lies between the two worst); worst row: of all seeds."
         f" {_guess(rows)}"
     )
-    yield _RATIO
-    yield _blown_note(found, arms)
-    yield from _answer(found, arms)
-    yield from _repeat_note(found, arms)
-    yield from _origins(rows)
+    yield from _beside_baseline(rows, found, arms)
     yield from _diverged(found, job)
     yield _code(rows)
 

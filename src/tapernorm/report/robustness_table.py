@@ -160,12 +160,20 @@ def _factor(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
 
-def _tails(found: Sequence[Row]) -> Iterator[list[str]]:
+def _grouped(found: Sequence[Row]) -> Iterator[tuple[str, Row]]:
+    """Each record and, where it is the first of its kind of input, what that is."""
     last = ""
     for row in found:
-        here, baseline = tried_on(row), row["model"] == BASELINE
+        here = tried_on(row)
+        yield "" if here == last else here, row
+        last = here
+
+
+def _tails(found: Sequence[Row]) -> Iterator[list[str]]:
+    for kind, row in _grouped(found):
+        baseline = row["model"] == BASELINE
         yield [
-            "" if here == last else here,
+            kind,
             row["label"],
             str(row["n"]),
             number(row["ce_mean"]),
@@ -177,25 +185,21 @@ def _tails(found: Sequence[Row]) -> Iterator[list[str]]:
             str(row["worst_row"]),
             row["worst_text"],
         ]
-        last = here
 
 
 def _arm_lines(found: Sequence[Row]) -> Iterator[list[str]]:
-    last = ""
-    for row in found:
-        here, baseline = tried_on(row), row["model"] == BASELINE
+    for kind, row in _grouped(found):
         yield [
-            "" if here == last else here,
+            kind,
             row["label"],
-            str(row["rows"]) if here != last else "",
+            str(row["rows"]) if kind else "",
             str(row["n"]),
             number(row["ce_mean"]),
-            ABSENT if baseline else _ratio(row),
+            ABSENT if row["model"] == BASELINE else _ratio(row),
             *(number(row[f"rows_{name}"]) for name in ("median", "p99_9", "max")),
             blown_share(row),
             str(row["rows_nonfinite"]),
         ]
-        last = here
 
 
 def _signed(value: float) -> str:
