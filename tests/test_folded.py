@@ -59,7 +59,7 @@ def test_the_files_are_two_models_and_a_result(runs, variant: str) -> None:
     _, out = runs[variant]
     files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     models = {f"{form}/{name}" for form in FORMS for name in ("config.json", "model.safetensors")}
-    assert files == models | {"result.json"}
+    assert files == models | {"result.json", "lock", ".tapernorm.json"}
 
 
 @each_variant

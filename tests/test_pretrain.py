@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -40,6 +41,7 @@ from tapernorm.jobs import PretrainJob
 from tapernorm.pretrain import pretrain
 from tapernorm.runlock import run_lock
 from tapernorm.train import Diverged, Trainer
+from tapernorm.training_run import RESULT_FILES
 
 SPARSE = make_job(log_every=4, eval_every=6)  # few file operations
 EVALUATION_BATCHES = 4  # 100 targets: 12 windows in batches of 4, and a rest
@@ -218,17 +220,19 @@ def test_a_run_killed_again_and_again_ends_the_same(tokens: Path, tmp_path: Path
 
 
 def test_a_result_never_stands_beside_files_of_another_run(tokens: Path, tmp_path: Path) -> None:
-    """A changed job published over an earlier one, killed anywhere: result.json fits its neighbours or is absent."""
+    """A changed job that overwrites an earlier one, killed anywhere: all files are of one job, or some are absent."""
     log, earlier, other = tmp_path / "log", tmp_path / "earlier", make_job(lr=5e-3, log_every=12)
     pretrain(SPARSE, tokens, earlier, HARDWARE)
     pretrain(other, tokens, tmp_path / "later", HARDWARE)
     before, after = outcome_of(earlier), outcome_of(tmp_path / "later")
     seen = []
-    for number in range(8, 200):
+    for number in range(200):
         run = Path(shutil.copytree(earlier, tmp_path / str(number)))
-        if run_apart(partial(at_operation, number), command(other, tokens, run, checkpointing(12)), log) == 0:
+        words = [*command(other, tokens, run, checkpointing(12)), "--overwrite"]
+        if run_apart(partial(at_operation, number), words, log) == 0:
             break
-        seen.append(outcome_of(run) if (run / "result.json").exists() else None)
+        whole = all((run / name).exists() for name in RESULT_FILES)
+        seen.append(outcome_of(run) if whole else None)
         assert seen[-1] in (before, None, after), log.read_text()
     assert seen[0] == before
     assert None in seen
@@ -281,20 +285,49 @@ def interrupted_run(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
-def test_a_changed_setting_never_resumes(
+def test_a_changed_setting_never_resumes_and_loses_nothing(
     tokens: Path, interrupted_run: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
-    assert first_step(make_job(**change), tokens, interrupted_run, monkeypatch) == 0
+    ((name, value),) = change.items()
+    with pytest.raises(UserError, match=rf"{name} .* there, {re.escape(json.dumps(value))} here.*--overwrite"):
+        first_step(make_job(**change), tokens, interrupted_run, monkeypatch)
     assert first_step(make_job(), tokens, interrupted_run, monkeypatch) == 8  # the control: unchanged, it does
 
 
 def test_other_data_never_resumes(tokens: Path, interrupted_run: Path, tmp_path: Path, monkeypatch) -> None:
     same, other = write_stream(tmp_path / "same"), write_stream(tmp_path / "other", seed=1)
-    assert first_step(make_job(), other, interrupted_run, monkeypatch) == 0
+    with pytest.raises(UserError, match=r"data\.train .* there, .* here"):
+        first_step(make_job(), other, interrupted_run, monkeypatch)
     assert first_step(make_job(), same, interrupted_run, monkeypatch) == 8
 
 
-def first_step(job: PretrainJob, tokens: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def test_a_job_that_may_overwrite_starts_anew_and_keeps_what_is_not_tapernorms(
+    tokens: Path, interrupted_run: Path, tmp_path: Path, monkeypatch
+) -> None:
+    run = Path(shutil.copytree(interrupted_run, tmp_path / "run"))
+    (run / "notes.txt").write_text("mine")
+    assert first_step(make_job(seed=4), tokens, run, monkeypatch, overwrite=True) == 0
+    assert (run / "notes.txt").read_text() == "mine"
+    assert not list(run.glob("resume/*/step-*.pt"))
+
+
+def test_a_folder_that_an_earlier_version_left_unmarked_is_known_by_its_checkpoints_or_its_result(
+    tokens: Path, interrupted_run: Path, tmp_path: Path, monkeypatch
+) -> None:
+    stopped, done = Path(shutil.copytree(interrupted_run, tmp_path / "stopped")), tmp_path / "done"
+    pretrain(make_job(), tokens, done, HARDWARE)
+    for run in (stopped, done):
+        (run / ".tapernorm.json").unlink()
+        with pytest.raises(UserError, match="holds another job"):
+            pretrain(make_job(seed=4), tokens, run, HARDWARE)
+        assert not (run / ".tapernorm.json").exists()  # being refused changes nothing
+    assert first_step(make_job(), tokens, stopped, monkeypatch) == 8
+    assert pretrain(make_job(), tokens, done, HARDWARE) == read_json(done / "result.json")
+
+
+def first_step(
+    job: PretrainJob, tokens: Path, run: Path, monkeypatch: pytest.MonkeyPatch, *, overwrite: bool = False
+) -> int:
     """The step that a run begins with; it gets no further."""
 
     class Reached(BaseException):
@@ -306,7 +339,7 @@ def first_step(job: PretrainJob, tokens: Path, run: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", reached)
         with pytest.raises(Reached) as step:
-            pretrain(job, tokens, run, HARDWARE)
+            pretrain(job, tokens, run, HARDWARE, overwrite=overwrite)
     return step.value.args[0]
 
 
@@ -452,12 +485,12 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(("size", "file"), [(300, "metrics.jsonl"), (8000, "step-00000004")])
+@pytest.mark.parametrize(("size", "file", "job"), [(2000, "metrics.jsonl", make_job()), (8000, "step-000000", SPARSE)])
 def test_a_file_that_cannot_grow_ends_the_run_with_one_line_and_a_retry_goes_on(
-    tokens: Path, tmp_path: Path, uninterrupted, capsys, size: int, file: str
+    tokens: Path, tmp_path: Path, uninterrupted, capsys, size: int, file: str, job: PretrainJob
 ) -> None:
     with file_size_limit(size):
-        code = main(command(SPARSE, tokens, tmp_path))
+        code = main(command(job, tokens, tmp_path, checkpointing(STEPS)))
     assert code == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("tapernorm: cannot write ")
@@ -465,7 +498,7 @@ def test_a_file_that_cannot_grow_ends_the_run_with_one_line_and_a_retry_goes_on(
     assert "the file would pass the size limit" in said
     assert not list(tmp_path.rglob("*.partial"))
     assert not list(tmp_path.rglob("step-*.pt"))
-    assert resumed(SPARSE, tokens, tmp_path) == uninterrupted(SPARSE)
+    assert resumed(job, tokens, tmp_path) == uninterrupted(job)
 
 
 def test_a_full_disk_while_publishing_leaves_no_result_and_a_retry_publishes(
@@ -518,9 +551,11 @@ def test_a_second_trainer_is_refused_by_name(tokens: Path, tmp_path: Path) -> No
 
 
 def test_partial_files_of_killed_writers_are_cleared(tokens: Path, tmp_path: Path) -> None:
+    pretrain(make_job(steps=4), tokens, tmp_path, HARDWARE)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / ".metrics.jsonl.1.partial").write_text("half")
     (tmp_path / ".partial").write_text("somebody's own")
-    pretrain(make_job(), tokens, tmp_path, HARDWARE)
+    pretrain(make_job(steps=4), tokens, tmp_path, HARDWARE)
     assert leftovers(tmp_path) == [".partial"]
 
 
@@ -535,9 +570,55 @@ def test_a_finished_run_is_not_trained_again_unless_a_file_of_it_is_gone(tokens,
     pretrain(make_job(), tokens, tmp_path, HARDWARE)
     assert len(trained) == STEPS
     assert outcome_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "metrics.jsonl"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "gone"])
+def test_a_finished_run_whose_files_are_damaged_says_which_and_trains_again(tokens, tmp_path, capsys, name, damage):
+    pretrain(make_job(), tokens, tmp_path, HARDWARE)
+    before, path = outcome_of(tmp_path), tmp_path / name
+    {"truncate": truncate, "flip": flip, "gone": Path.unlink}[damage](path)
+    capsys.readouterr()
+    pretrain(make_job(), tokens, tmp_path, HARDWARE)
+    assert f"{path} is missing or damaged" in capsys.readouterr().err
+    assert outcome_of(tmp_path) == before
+
+
+def test_a_damaged_config_of_a_finished_run_is_written_again_without_training(tokens, tmp_path, trained) -> None:
+    pretrain(make_job(), tokens, tmp_path, HARDWARE)
+    before = (tmp_path / "config.json").read_bytes()
+    (tmp_path / "config.json").write_text("{")
     trained.clear()
-    pretrain(make_job(lr=5e-3), tokens, tmp_path, HARDWARE)
-    assert len(trained) == STEPS  # other settings are another run
+    pretrain(make_job(), tokens, tmp_path, HARDWARE)
+    assert (tmp_path / "config.json").read_bytes() == before
+    assert trained == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"kind": "pretrain"}', "\x00"])
+def test_a_damaged_result_is_named_with_the_remedy(tokens, tmp_path, capsys, content: str) -> None:
+    assert main(command(make_job(), tokens, tmp_path)) == 0
+    (tmp_path / "result.json").write_text(content)
+    capsys.readouterr()
+    assert main(command(make_job(), tokens, tmp_path)) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'result.json'} is damaged" in said
+    assert "delete it" in said
+    (tmp_path / "result.json").unlink()
+    assert main(command(make_job(), tokens, tmp_path)) == 0
+
+
+def test_a_folder_that_is_deleted_meanwhile_ends_the_run_at_its_next_checkpoint(tokens, tmp_path, monkeypatch, capsys):
+    run, original = tmp_path / "run", Trainer.step
+
+    def step(self: Trainer, k: int) -> dict[str, Any]:
+        if k == 5:
+            shutil.rmtree(run)
+        return original(self, k)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    assert main(command(make_job(), tokens, run, checkpointing(4))) == 2
+    assert f"{run} was deleted or moved" in capsys.readouterr().err.splitlines()[-1]
+    assert not run.exists()
 
 
 def test_the_code_that_ran_is_named_not_the_code_that_lies_there_at_the_end(tokens: Path, tmp_path: Path, monkeypatch):

@@ -98,7 +98,7 @@ def test_a_run_that_diverges_is_a_result_and_no_failure(tokens, tmp_path, capsys
 def test_a_divergence_is_not_computed_twice_and_leaves_nothing_of_an_earlier_job(tokens, tmp_path, monkeypatch):
     assert main(command(plain(), tokens, tmp_path)) == 0
     assert (tmp_path / "model.safetensors").exists()
-    assert main(command(plain(lr=1e30), tokens, tmp_path)) == 0
+    assert main([*command(plain(lr=1e30), tokens, tmp_path), "--overwrite"]) == 0
     first = read_json(tmp_path / "result.json")
     assert not [name for name in ("model.safetensors", "config.json", "metrics.jsonl") if (tmp_path / name).exists()]
     (tmp_path / "result.json").unlink()  # as a workflow engine does before each start
@@ -107,7 +107,7 @@ def test_a_divergence_is_not_computed_twice_and_leaves_nothing_of_an_earlier_job
     again = read_json(tmp_path / "result.json")
     assert again["diverged"] == first["diverged"]
     monkeypatch.undo()
-    assert main(command(plain(), tokens, tmp_path)) == 0  # another job in the folder is not concerned
+    assert main([*command(plain(), tokens, tmp_path), "--overwrite"]) == 0
     assert read_json(tmp_path / "result.json")["values"]["valid_ce"]["value"] > 0
 
 
@@ -123,7 +123,7 @@ def test_a_config_names_the_job_by_stage_arm_and_seed(tmp_path, monkeypatch, cap
     config = load_config(ROOT / "config/test.yaml")
     stage, asked = config.stage("S4"), []
 
-    def recorded(job, tokens, out, hardware):
+    def recorded(job, tokens, out, hardware, *, overwrite):
         asked.append(job)
         return {"diverged": {"step": 3, "what": "it"}}
 

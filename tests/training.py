@@ -126,6 +126,6 @@ def outcome_of(run: Path, details: Sequence[str] = ("norms", "scale_target")) ->
 
 
 def leftovers(run: Path) -> list[str]:
-    """What a finished run keeps besides its results and its lock."""
-    published = {"metrics.jsonl", "model.safetensors", "config.json", "result.json", "lock"}
+    """What a finished run keeps besides its results, its lock and its mark."""
+    published = {"metrics.jsonl", "model.safetensors", "config.json", "result.json", "lock", ".tapernorm.json"}
     return sorted(path.name for path in run.iterdir() if path.name not in published)

@@ -15,23 +15,25 @@ from .identity import digest
 from .jobs import BaseJob
 from .models.gpt2 import fresh, is_disarmed, load_base
 from .models.llama import parameter_count
-from .models.store import save
+from .models.store import MODEL_FILES, save
 from .optimisation import Optimisation
+from .outputs import Work, output_folder
 from .provenance import provenance
 from .rng import generator
-from .runlock import run_lock
 from .settings import HardwareConfig
 from .train import Plan, Trainer
-from .training_run import SCHEMA_VERSION, data_hashes, fingerprint_of, run_training
+from .training_run import SCHEMA_VERSION, data_hashes, run_training, training_work
 
 
-def bring_model(source: str, out: Path) -> dict[str, Any]:
+def bring_model(source: str, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Store the published GPT-2 of this hub name or folder in `out`, with a result.json that says what it is.
 
     Raises:
-        UserError: it cannot be had, or is no GPT-2; the message holds the remedy.
+        UserError: it cannot be had, or is no GPT-2; or `out` holds another model and is not to be overwritten. The
+            message holds the remedy.
     """
-    with run_lock(out):
+    work = Work("base", {"source": source}, (*MODEL_FILES, "result.json"))
+    with output_folder(out, work, overwrite=overwrite):
         model = load_base(source)
         (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
         save(model, out)
@@ -48,7 +50,9 @@ def bring_model(source: str, out: Path) -> dict[str, Any]:
     return result
 
 
-def make_base(job: BaseJob, blocks: Path | None, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
+def make_base(
+    job: BaseJob, blocks: Path | None, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
+) -> dict[str, Any]:
     """Bring or pre-train (or go on pre-training) the base model of `job` into `out`; returns its result.
 
     Args:
@@ -61,19 +65,19 @@ def make_base(job: BaseJob, blocks: Path | None, out: Path, hardware: HardwareCo
     if job.source is not None:
         if blocks is not None:
             raise UserError(f"the base model {job.size} is {job.source} as it is, and needs no blocks: leave them out")
-        return bring_model(job.source, out)
+        return bring_model(job.source, out, overwrite=overwrite)
     if blocks is None:
         raise UserError(f"the base model {job.size} is trained here: give the blocks to train it on")
-    return _pretrain(job, blocks, out, hardware)
+    return _pretrain(job, blocks, out, hardware, overwrite=overwrite)
 
 
-def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
+def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool) -> dict[str, Any]:
     made = job.fresh
     assert made is not None  # a job has one of source and fresh
     device = take_device(hardware.device, hardware.threads)
     train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
     require_context(job.context, train_blocks, blocks)
-    fingerprint = fingerprint_of(job, data_hashes(train_blocks.manifest))
+    work = training_work("base", job, data_hashes(train_blocks.manifest))
 
     def make_trainer(folder: Path) -> Trainer:
         vocab_size = train_blocks.manifest["vocab_size"]
@@ -93,10 +97,10 @@ def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig) -
             batch_at=lambda step: next_tokens(batch_of(train_blocks, seed=job.seed, step=step, batch=made.train.batch)),
             validate=validate,
             tokens_per_step=made.train.batch * job.context,
-            fingerprint=fingerprint,
+            fingerprint=work.fingerprint,
             folder=folder,
             events=out / "tensorboard" if hardware.tensorboard else None,
         )
         return Trainer(model, None, plan)
 
-    return run_training("base", job, out, fingerprint, make_trainer, lambda _: {"normalises": True})
+    return run_training(work, job, out, make_trainer, lambda _: {"normalises": True}, overwrite=overwrite)

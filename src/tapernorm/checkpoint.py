@@ -16,6 +16,7 @@ import torch
 
 from .errors import UserError
 from .files import sha256_of, whole_file
+from .runlock import require_folders
 
 _DIGITS = 16  # of the sha256 that a file name carries
 _KEPT = 2
@@ -33,7 +34,12 @@ class Checkpoints:
         self.fingerprint = fingerprint
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write the state after `step` optimizer steps, then drop all but the newest two."""
+        """Write the state after `step` optimizer steps, then drop all but the newest two.
+
+        Raises:
+            UserError: the run folder was deleted or moved since this process locked it, or the disk is full.
+        """
+        require_folders()
         written: Any = HashedWriter()
 
         def named() -> Path:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ def whole_file(path: Path, named: Callable[[], Path] | None = None) -> Iterator[
     Raises:
         UserError: the disk is full or the folder cannot be written; earlier content of `path` is intact.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(_hidden(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -59,9 +60,8 @@ def unwritable(path: Path, error: OSError) -> UserError:
 
 def discard(path: Path) -> None:
     """Remove a file, or in one step a folder, which a killed removal must not leave in part."""
-    doomed = path.with_suffix(".done")
-    shutil.rmtree(doomed, ignore_errors=True)
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
+        doomed = path.with_name(_hidden(path.name))
         os.replace(path, doomed)
         shutil.rmtree(doomed)
     else:
@@ -69,9 +69,23 @@ def discard(path: Path) -> None:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove the temporary files of writers that were killed; nobody else may be writing into `folder`."""
-    for partial in folder.glob(".*.partial"):
-        partial.unlink()
+    """Remove what killed writers and killed removals left; nobody else may be writing into `folder`."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if is_partial(path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def is_partial(path: Path) -> bool:
+    """Whether this is a temporary of `whole_file` or `discard`, by its name."""
+    return _PARTIAL.fullmatch(path.name) is not None
+
+
+_PARTIAL = re.compile(r"\..+\.\d+\.partial")
+
+
+def _hidden(name: str) -> str:
+    """The name of this process's temporary for a file or folder of that name."""
+    return f".{name}.{os.getpid()}.partial"
 
 
 def sync_folder(folder: Path) -> None:
@@ -93,7 +107,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """What a JSON file holds.
+
+    Raises:
+        UserError: it is not JSON, or not UTF-8.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = f"nested too deeply ({error})" if isinstance(error, RecursionError) else str(error)
+        raise UserError(
+            f"{path} is damaged, it is not JSON: {reason}. Put back a copy, or delete it and run the job that wrote it"
+        ) from None
 
 
 def sha256_of(path: Path) -> str:

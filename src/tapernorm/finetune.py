@@ -23,14 +23,17 @@ from .schedule import GateSchedule
 from .settings import HardwareConfig
 from .taper import attach
 from .train import IGNORED, Plan, Trainer
-from .training_run import data_hashes, fingerprint_of, require_vocabulary, run_training
+from .training_run import data_hashes, require_vocabulary, run_training, training_work
 
 
-def finetune(job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
+def finetune(
+    job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
+) -> dict[str, Any]:
     """Run (or resume) `job` from the model in `base` on the blocks in `blocks`; write results to `out`, return them.
 
     Raises:
-        UserError: base, blocks and job do not fit, another process holds `out`, or the run diverged.
+        UserError: base, blocks and job do not fit, `out` is another job's and not to be overwritten, another process
+            holds it, or the run diverged.
     """
     device = take_device(hardware.device, hardware.threads)
     job.require_whole_micro_batches(hardware.devices_per_job)
@@ -39,7 +42,7 @@ def finetune(job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: Ha
     train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
     require_context(job.context, train_blocks, blocks)
     data = {**data_hashes(train_blocks.manifest), "base": {name: sha256_of(base / name) for name in MODEL_FILES}}
-    fingerprint = fingerprint_of(job, data)
+    work = training_work("finetune", job, data)
 
     def make_trainer(folder: Path) -> Trainer:
         model = load(base).to(device).train()
@@ -62,7 +65,7 @@ def finetune(job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: Ha
             batch_at=lambda step: next_tokens(batch_of(train_blocks, seed=job.seed, step=step, batch=job.batch)),
             validate=validate,
             tokens_per_step=job.batch * job.context,
-            fingerprint=fingerprint,
+            fingerprint=work.fingerprint,
             folder=folder,
             events=out / "tensorboard" if hardware.tensorboard else None,
         )
@@ -71,7 +74,7 @@ def finetune(job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: Ha
     def details(trainer: Trainer) -> dict[str, Any]:
         return {**_details(trainer), "data_hash": digest(data)}
 
-    return run_training("finetune", job, out, fingerprint, make_trainer, details)
+    return run_training(work, job, out, make_trainer, details, overwrite=overwrite)
 
 
 def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from .evaluate import evaluate
 from .files import read_json, sha256_of, write_json
 from .folding import fold
 from .models.store import load, save
+from .outputs import Work, output_folder, require_kind
 from .provenance import provenance
 from .training_run import require_vocabulary
 
@@ -23,42 +24,56 @@ FORMS = {"unfused": False, "fused": True}
 
 
 def fold_run(
-    run: Path, tokens: Path | None, out: Path, *, forms: Sequence[str] = tuple(FORMS), device: str, threads: int
+    run: Path,
+    tokens: Path | None,
+    out: Path,
+    *,
+    forms: Sequence[str] = tuple(FORMS),
+    device: str,
+    threads: int,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Fold the tapered model in `run` into `out`/{form} for each of `forms`; write and return `out`/result.json.
 
     With token streams in `tokens`, the tapered model and every form of it are scored.
 
     Raises:
-        UserError: the run holds no foldable model, or another vocabulary than the token streams.
+        UserError: the run holds no foldable model, or another vocabulary than the token streams; or `out` holds the
+            fold of other weights and is not to be overwritten.
     """
+    require_kind(out, "fold", overwrite=overwrite)
     if not (run / "result.json").is_file():
         raise UserError(f"{run} holds no result.json: give the run folder of a tapered model")
     trained = read_json(run / "result.json")
     chosen = take_device(device, threads)
     model = load(run).to(chosen)
     stream = None if tokens is None else _open_stream(tokens, model)
-    (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
-    values = {} if stream is None else {"valid_ce_gated": _loss(model, stream, chosen)}
-    reports = {}
-    for form in forms:
-        folded, report = fold(model, fused=FORMS[form])
-        save(folded, out / form)
-        if stream is not None:
-            values[f"valid_ce_{form}"] = _loss(folded, stream, chosen)
-        reports[form] = report.as_dict()
-    result = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "fold",
-        "weights_sha256": sha256_of(run / "model.safetensors"),  # of the model that was folded
-        "job": trained["job"],
-        "values": values,
-        "reports": reports,
-        "provenance": provenance(
-            config_hash=trained["provenance"]["config_hash"], device=chosen.type, seed=trained["provenance"]["seed"]
-        ),
-    }
-    write_json(out / "result.json", result)
+    weights = sha256_of(run / "model.safetensors")  # of the model that is folded
+    work = Work("fold", {"weights_sha256": weights}, (*FORMS, "result.json"))
+    with output_folder(out, work, overwrite=overwrite):
+        (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
+        values = {} if stream is None else {"valid_ce_gated": _loss(model, stream, chosen)}
+        reports = {}
+        for form in forms:
+            folded, report = fold(model, fused=FORMS[form])
+            save(folded, out / form)
+            if stream is not None:
+                values[f"valid_ce_{form}"] = _loss(folded, stream, chosen)
+            reports[form] = report.as_dict()
+        result = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "fold",
+            "weights_sha256": weights,
+            "job": trained["job"],
+            "values": values,
+            "reports": reports,
+            "provenance": provenance(
+                config_hash=trained["provenance"]["config_hash"],
+                device=chosen.type,
+                seed=trained["provenance"]["seed"],
+            ),
+        }
+        write_json(out / "result.json", result)
     return result
 
 

@@ -20,20 +20,25 @@ from .schedule import GateSchedule
 from .settings import HardwareConfig, Strict
 from .taper import Taper, attach
 from .train import Plan, Trainer
-from .training_run import data_hashes, fingerprint_of, require_vocabulary, run_training
+from .training_run import data_hashes, require_vocabulary, run_training, training_work
 
 _RADIAL_TOKENS = 1024  # of the validation split, on which Prop. 4.1 is measured
 
 
-def pretrain(job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
+def pretrain(
+    job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
+) -> dict[str, Any]:
     """Run (or resume) `job` on the token streams in `tokens`; write its results to `out` and return them.
 
     Raises:
-        UserError: the streams do not fit the job, another process holds `out`, or the run diverged.
+        UserError: the streams do not fit the job, `out` is another job's and not to be overwritten, another process
+            holds it, or the run diverged.
     """
-    return train_decoder(
-        "pretrain", job, job, _unchanged, lambda model, _: attach_variant(model, job), tokens, out, hardware
-    )
+
+    def drive(model: Decoder, _: Callable[[], Evaluation]) -> Taper | None:
+        return attach_variant(model, job)
+
+    return train_decoder("pretrain", job, job, _unchanged, drive, tokens, out, hardware, overwrite=overwrite)
 
 
 def _unchanged(model: Decoder) -> None:
@@ -49,6 +54,8 @@ def train_decoder(
     tokens: Path,
     out: Path,
     hardware: HardwareConfig,
+    *,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Run (or resume) one training of a decoder; write its results to `out` and return them.
 
@@ -72,7 +79,7 @@ def train_decoder(
         return both[:, :-1], both[:, 1:]
 
     batch_at(0)  # a stream that is too short is refused before any work
-    fingerprint = fingerprint_of(identity, data_hashes(train_stream.manifest))
+    work = training_work(kind, identity, data_hashes(train_stream.manifest))
 
     def make_trainer(folder: Path) -> Trainer:
         model = Decoder(job.model).initialize(generator(job.seed, "init"))
@@ -98,7 +105,7 @@ def train_decoder(
             batch_at=batch_at,
             validate=validate,
             tokens_per_step=job.train.batch * job.model.context,
-            fingerprint=fingerprint,
+            fingerprint=work.fingerprint,
             folder=folder,
             events=out / "tensorboard" if hardware.tensorboard else None,
         )
@@ -110,7 +117,7 @@ def train_decoder(
         share = radial_share(trainer.model, inputs.to(device), targets.to(device))
         return {**taper_details(trainer), "radial": {"share": share, "tokens": targets.numel()}}
 
-    return run_training(kind, identity, out, fingerprint, make_trainer, details)
+    return run_training(work, identity, out, make_trainer, details, overwrite=overwrite)
 
 
 def attach_variant(model: Decoder, job: PretrainJob, *, sites: Sequence[str] | None = None) -> Taper | None:

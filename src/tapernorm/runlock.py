@@ -6,9 +6,13 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from .errors import UserError
 from .files import remove_partials
+
+LOCK = "lock"
+_held: dict[Path, IO[str]] = {}  # by this process
 
 
 @contextmanager
@@ -19,7 +23,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         UserError: another process holds it; the message names that process.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "a+", encoding="utf-8") as file:
+    with open(folder / LOCK, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -32,4 +36,18 @@ def run_lock(folder: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
         remove_partials(folder)
-        yield
+        _held[folder / LOCK] = file
+        try:
+            yield
+        finally:
+            del _held[folder / LOCK]
+
+
+def require_folders() -> None:
+    """Raise UserError where a folder that this process has locked was deleted or moved since."""
+    for path, file in _held.items():
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            raise UserError(
+                f"{path.parent} was deleted or moved while this was writing into it: run the same command again, which "
+                "starts anew, or from the last checkpoint where the folder is back in its place"
+            )

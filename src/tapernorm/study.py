@@ -22,14 +22,17 @@ from .training_run import RESULT_FILES, SCHEMA_VERSION
 from .treatments import attach, prepare
 
 
-def run_arm(job: ArmJob, tokens: Path, out: Path, hardware: HardwareConfig) -> dict[str, Any]:
+def run_arm(
+    job: ArmJob, tokens: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
+) -> dict[str, Any]:
     """Run (or resume) `job` on the token streams in `tokens`; write its results to `out` and return them.
 
     A run that diverges is a result: no metrics or weights, and `diverged` says at which step and of what. No other arm
     has to wait for it to be mended, and no table can lose it.
 
     Raises:
-        UserError: the streams do not fit the job, or another process holds `out`.
+        UserError: the streams do not fit the job, `out` is another job's and not to be overwritten, or another process
+            holds it.
     """
 
     def change(model: Decoder) -> None:
@@ -39,7 +42,7 @@ def run_arm(job: ArmJob, tokens: Path, out: Path, hardware: HardwareConfig) -> d
         return attach(model, job, validate)
 
     try:
-        return train_decoder("arm", job, job.pretrain, change, drive, tokens, out, hardware)
+        return train_decoder("arm", job, job.pretrain, change, drive, tokens, out, hardware, overwrite=overwrite)
     except Diverged as error:
         message = str(error)
     return from_leader(lambda: _publish_divergence(job, out, message, hardware))

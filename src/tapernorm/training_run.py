@@ -1,15 +1,16 @@
 """The shell of every training job: one process per folder, resume, publication of the results (method.md section 9).
 
-Beside its results, a running job keeps `resume/{fingerprint}/` (checkpoints and growing metrics). Workflow
-engines delete declared outputs before each start, so none of it is declared; another config has
-another fingerprint and never meets it.
+A running job keeps `resume/{fingerprint}/` beside its results: checkpoints and growing metrics. Workflow engines delete
+declared outputs before each start, so none of these is declared. The folder belongs to one job (`outputs`): another job
+is refused there while results or checkpoints of the first one lie in it.
 """
 
+import json
 import math
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,67 +19,100 @@ import torch
 
 from .errors import UserError
 from .evaluate import Evaluation
-from .files import discard, read_json, remove_partials, whole_file, write_json
+from .files import discard, read_json, remove_partials, sha256_of, whole_file, write_json
 from .identity import canonical_json, digest
 from .models.llama import parameter_count
 from .models.store import save
+from .outputs import Work, output_folder
 from .provenance import code_commit, provenance
 from .ranks import from_leader
-from .runlock import run_lock
+from .runlock import require_folders
 from .settings import Strict
 from .stopping import too_late
 from .train import Trainer
 
 SCHEMA_VERSION = 1
 RESULT_FILES = ("metrics.jsonl", "model.safetensors", "config.json", "result.json")
+RUN_FILES = (*RESULT_FILES, "resume", "tensorboard")  # all that a training writes into its folder
 _NUMERICS = 2  # raised when the code changes what a job computes: checkpoints of older code then never load
+
+
+def training_work(kind: str, job: Strict, data: Any) -> Work:
+    """A training as the owner of its folder: its identity is all that defines its numbers.
+
+    Args:
+        data: hashes of what it trains on.
+    """
+    identity = {"numerics": _NUMERICS, "job": job.model_dump(mode="json"), "data": data}
+    return Work(kind, json.loads(canonical_json(identity)), RUN_FILES)
 
 
 def fingerprint_of(job: Strict, data: Any) -> str:
     """Digest of everything that defines a job's numbers: settings, data, and what the code computes."""
-    return digest({"numerics": _NUMERICS, "job": job.model_dump(mode="json"), "data": data})
+    return training_work("", job, data).fingerprint
 
 
 def run_training(
-    kind: str,
+    work: Work,
     job: Strict,
     out: Path,
+    make_trainer: Callable[[Path], Trainer],
+    details: Callable[[Trainer], dict[str, Any]],
+    *,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Take `out` for `work`, then run (or resume) it there as `train_in` does; returns the result.
+
+    Args:
+        overwrite: delete another job's results and checkpoints in `out`.
+
+    Raises:
+        UserError: as `train_in`; or `out` is another job's, or another process holds it.
+    """
+    with ExitStack() as held:
+        from_leader(lambda: held.enter_context(output_folder(out, work, overwrite=overwrite)))
+        return train_in(out, work.kind, job, work.fingerprint, make_trainer, details)
+
+
+def train_in(
+    out: Path,
+    kind: str,
+    job: Strict,
     fingerprint: str,
     make_trainer: Callable[[Path], Trainer],
     details: Callable[[Trainer], dict[str, Any]],
     *,
     told: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run (or resume) the trainer that `make_trainer` builds for its resume folder; publish into `out`.
+    """Run (or resume) the trainer that `make_trainer` builds for its resume folder; publish into `out`, which is held.
 
     Args:
         kind: what result.json says it is.
+        fingerprint: digest of all that defines the numbers; checkpoints of others never load.
         details: what result.json holds besides the job, its values and its provenance.
         told: what may lie in `out` that others made from the results: an earlier run's is removed.
 
-    Returns the result, on every rank that trains, of which rank 0 alone holds the lock and writes.
+    Returns the result, on every rank that trains, of which rank 0 alone writes.
 
     Raises:
-        UserError: another process holds `out`, or the run diverged.
+        UserError: result.json is damaged, `out` was deleted or moved meanwhile, or the run diverged.
     """
-    with ExitStack() as held:
-        if (done := from_leader(lambda: _claim(held, out, fingerprint))) is not None:
-            return done
-        commit = code_commit()  # of what runs here: by the end of a long training, other code may lie in its place
-        trainer = make_trainer(out / "resume" / fingerprint)
-        score = trainer.run()
-        facts = {"fingerprint": fingerprint, "commit": commit}
-        return from_leader(lambda: _publish(kind, job, out, facts, trainer, score, details(trainer), told))
+    if (done := from_leader(lambda: _done(out, fingerprint))) is not None:
+        return done
+    commit = code_commit()  # of what runs here: by the end of a long training, other code may lie in its place
+    trainer = make_trainer(out / "resume" / fingerprint)
+    score = trainer.run()
+    facts = {"fingerprint": fingerprint, "commit": commit}
+    return from_leader(lambda: _publish(kind, job, out, facts, trainer, score, details(trainer), told))
 
 
-def _claim(held: ExitStack, out: Path, fingerprint: str) -> dict[str, Any] | None:
-    """Lock `out` for as long as `held` is; the result in it, if it is this run's."""
-    held.enter_context(run_lock(out))
-    if (done := _finished(out, fingerprint)) is not None:
+def _done(out: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The result in `out`, if it is this job's and whole."""
+    if (result := finished(out, fingerprint)) is not None:
         too_late()
         print(f"{out} holds this very run, finished: nothing to do", file=sys.stderr)
         discard(out / "resume")
-        return done
+        return result
     remove_partials(out / "resume" / fingerprint)
     return None
 
@@ -94,12 +128,21 @@ def _publish(
     told: Sequence[str],
 ) -> dict[str, Any]:
     """Write the results of a run into `out`, result.json last; `facts` go into its provenance."""
+    require_folders()
+    (out / "result.json").unlink(missing_ok=True)  # an earlier run's: it vouches for the files beside it
+    for name in told:
+        discard(out / name)
+    with whole_file(out / "metrics.jsonl") as temporary:
+        shutil.copyfile(trainer.plan.folder / "metrics.jsonl", temporary)
+    save(trainer.model, out)
     result = {
         "schema_version": SCHEMA_VERSION,
         "kind": kind,
         "job": job.model_dump(mode="json"),
         "values": _values(trainer, score),
         **details,
+        "files": described_files(out, RESULT_FILES[:-1]),
+        "config": read_json(out / "config.json"),
         "provenance": provenance(
             config_hash=digest(canonical_json(job)),
             device=_device_name(trainer.device),
@@ -108,24 +151,51 @@ def _publish(
             **facts,
         ),
     }
-    (out / "result.json").unlink(missing_ok=True)  # an earlier run's: it vouches for the files beside it
-    for name in told:
-        discard(out / name)
-    with whole_file(out / "metrics.jsonl") as temporary:
-        shutil.copyfile(trainer.plan.folder / "metrics.jsonl", temporary)
-    save(trainer.model, out)
     too_late()  # the results of a job that fails are deleted by workflow engines, and its checkpoints go now
     write_json(out / "result.json", result)
     discard(out / "resume")
     return result
 
 
-def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The result in `out`, if it is this run's and all its files are there; result.json is written last."""
-    if not all((out / name).is_file() for name in RESULT_FILES):
+def finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The result in `out`, if it is this run's and its files are whole; a damaged config.json is written again.
+
+    Raises:
+        UserError: result.json is damaged.
+    """
+    path = out / "result.json"
+    if not path.is_file():
         return None
-    result = read_json(out / "result.json")
-    return result if result["provenance"].get("fingerprint") == fingerprint else None
+    result = read_json(path)
+    if not isinstance(result, dict) or "provenance" not in result:
+        raise UserError(f"{path} is damaged: put back a copy, or delete it and run the job again, which trains anew")
+    if result["provenance"].get("fingerprint") != fingerprint:
+        return None
+    if "diverged" in result:
+        return None  # its marker says so again
+    for name in damaged_files(out, result):
+        if name == "config.json" and "config" in result:
+            write_json(out / name, result["config"])
+        else:
+            print(f"{out / name} is missing or damaged: the run is trained again", file=sys.stderr)
+            return None
+    return result
+
+
+def described_files(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Name -> size and sha256 of each of these files, for a result."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)} for name in names}
+
+
+def damaged_files(folder: Path, result: Mapping[str, Any]) -> list[str]:
+    """Names of the files that are not what the result beside them says; one of an earlier version says less."""
+    known: Mapping[str, Any] = result.get("files", {})
+    missing = [name for name in RESULT_FILES[:-1] if not known and not (folder / name).is_file()]
+    return missing + [name for name, entry in known.items() if not _is_whole(folder / name, entry)]
+
+
+def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
+    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_of(path) == entry["sha256"]
 
 
 def require_vocabulary(vocab_size: int, manifest: dict[str, Any], folder: Path) -> None:

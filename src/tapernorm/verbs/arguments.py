@@ -57,8 +57,15 @@ def threads(made: argparse.ArgumentParser) -> None:
     made.add_argument("--threads", type=positive, default=1, metavar="N", help="CPU threads")
 
 
+def overwrite(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--overwrite", action="store_true", help="delete what another job of this verb wrote into --out; nothing else"
+    )
+
+
 def training(made: argparse.ArgumentParser) -> None:
     """What every training verb takes besides its job."""
+    overwrite(made)
     made.add_argument("--hardware", metavar="JSON", help="with --job: the hardware section of a config")
     made.add_argument("--threads", type=positive, metavar="N", help="CPU threads, in place of hardware.threads")
 

@@ -10,7 +10,7 @@ from ..devices import device_slot
 from ..errors import UserError
 from ..gpt2_settings import ORIGINAL
 from ..jobs import BenchJob, EvaluateJob
-from .arguments import Verbs, device, folders, from_json, job_of, named_folders, positive, slots, threads
+from .arguments import Verbs, device, folders, from_json, job_of, named_folders, overwrite, positive, slots, threads
 
 _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
 
@@ -39,6 +39,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--tokens", type=Path, metavar="DIR", help="folder written by `tapernorm tokens`, to score on")
     folders(made, out="folder for unfused/, fused/ and result.json")
     made.add_argument("--forms", nargs="+", choices=("unfused", "fused"), default=["unfused", "fused"])
+    overwrite(made)
     device(made)
     slots(made)
     threads(made)
@@ -155,6 +156,7 @@ def fold(arguments: argparse.Namespace) -> None:
             forms=arguments.forms,
             device=arguments.device,
             threads=arguments.threads,
+            overwrite=arguments.overwrite,
         )
     values = result["values"]
     for form, report in result["reports"].items():

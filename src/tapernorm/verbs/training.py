@@ -55,7 +55,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     def work() -> dict[str, Any]:
         from ..pretrain import pretrain
 
-        return pretrain(job, arguments.tokens, arguments.out, hardware)
+        return pretrain(job, arguments.tokens, arguments.out, hardware, overwrite=arguments.overwrite)
 
     result = _on_devices(arguments, hardware, work, whole=_whole_gpus(hardware))
     if result is not None:
@@ -75,7 +75,7 @@ def arm(arguments: argparse.Namespace) -> None:
     def work() -> dict[str, Any]:
         from ..study import run_arm
 
-        return run_arm(job, arguments.tokens, arguments.out, hardware)
+        return run_arm(job, arguments.tokens, arguments.out, hardware, overwrite=arguments.overwrite)
 
     result = _on_devices(arguments, hardware, work, whole=_whole_gpus(hardware))
     if result is not None:
@@ -93,7 +93,7 @@ def base(arguments: argparse.Namespace) -> None:
     def work() -> dict[str, Any]:
         from ..base_model import make_base
 
-        return make_base(job, arguments.blocks, arguments.out, hardware)
+        return make_base(job, arguments.blocks, arguments.out, hardware, overwrite=arguments.overwrite)
 
     result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job)
     if result is not None:
@@ -110,7 +110,7 @@ def finetune(arguments: argparse.Namespace) -> None:
     def work() -> dict[str, Any]:
         from ..finetune import finetune
 
-        return finetune(job, arguments.base, arguments.blocks, arguments.out, hardware)
+        return finetune(job, arguments.base, arguments.blocks, arguments.out, hardware, overwrite=arguments.overwrite)
 
     result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job)
     if result is not None:

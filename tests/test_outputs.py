@@ -1,0 +1,154 @@
+"""Who may write where: nothing that tapernorm did not write, and no other job's output, is ever replaced."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tapernorm.errors import UserError
+from tapernorm.outputs import MARK, Work, output_files, output_folder, require_kind, require_writable
+
+MINE = Work("corpus", {"job": {"seed": 1, "data": {"source": "web"}}}, ("a.txt", "sub"))
+OTHER = Work("corpus", {"job": {"seed": 2, "data": {"source": "web"}}}, ("a.txt", "sub"))
+OTHER_KIND = Work("tokens", MINE.identity, ("a.txt",))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder, by its name."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def write(folder: Path, work: Work = MINE, *, overwrite: bool = False, text: str = "made") -> None:
+    with output_folder(folder, work, overwrite=overwrite):
+        for name in ("a.txt", "sub/b.txt"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+
+
+def test_an_absent_or_empty_folder_is_taken_and_marked(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "below").mkdir(parents=True)  # as a workflow engine makes folders beforehand
+    for name in ("absent/below", "empty"):
+        write(tmp_path / name)
+        mark = json.loads((tmp_path / name / MARK).read_text())
+        assert mark["job"] == {"kind": "corpus", "identity": MINE.identity}
+        assert set(mark["files"]) == {"a.txt", "sub"}
+
+
+def test_the_same_job_writes_again_and_keeps_what_others_put_there(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    write(tmp_path, text="again")
+    assert (tmp_path / "a.txt").read_text() == "again"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("names", [["notes.txt"], ["model.safetensors", "config.json"], ["below/deep/notes.txt"]])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_somebody_elses_files_is_refused_whatever_is_asked(tmp_path: Path, names, overwrite) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    before = content(tmp_path)
+    with pytest.raises(UserError, match=min(names).split("/")[0]):
+        write(tmp_path, overwrite=overwrite)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(("work", "told"), [(OTHER, "seed 1 there, 2 here"), (OTHER_KIND, "`tapernorm corpus`")])
+def test_another_jobs_folder_is_refused_with_what_differs_and_kept(tmp_path: Path, work: Work, told: str) -> None:
+    write(tmp_path)
+    before = content(tmp_path)
+    for attempt in (lambda: write(tmp_path, work), lambda: require_writable(tmp_path, work)):
+        with pytest.raises(UserError, match=told):
+            attempt()
+    assert content(tmp_path) == before
+
+
+def test_overwrite_deletes_what_the_mark_lists_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    smaller = Work("corpus", OTHER.identity, ("a.txt",))
+    with output_folder(tmp_path, smaller, overwrite=True):
+        assert set(content(tmp_path)) == {"lock", MARK, "notes.txt"}
+    require_writable(tmp_path, smaller)
+    require_writable(tmp_path, MINE)  # nothing of the smaller job is there to lose
+
+
+def test_a_mark_cannot_make_overwrite_delete_outside_its_folder(tmp_path: Path) -> None:
+    folder, victim = tmp_path / "folder", tmp_path / "victim"
+    write(folder)
+    victim.write_text("mine")
+    mark = json.loads((folder / MARK).read_text())
+    mark["files"] |= {"../victim": "corpus", str(victim): "corpus"}
+    (folder / MARK).write_text(json.dumps(mark))
+    write(folder, OTHER, overwrite=True)
+    assert victim.read_text() == "mine"
+
+
+def test_a_folder_whose_files_a_workflow_engine_deleted_is_free(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "a.txt").unlink()
+    shutil.rmtree(tmp_path / "sub")
+    write(tmp_path, OTHER)
+    assert json.loads((tmp_path / MARK).read_text())["job"]["identity"] == OTHER.identity
+
+
+def test_checkpoints_of_another_job_are_kept_unless_that_job_diverged(tmp_path: Path) -> None:
+    train, other = (Work("pretrain", {"job": {"seed": seed}}, ("resume",)) for seed in (1, 2))
+    with output_folder(tmp_path, train):
+        (tmp_path / "resume" / "one").mkdir(parents=True)
+        (tmp_path / "resume" / "one" / "step.pt").write_text("state")
+    with pytest.raises(UserError, match="resume would be lost"):
+        require_writable(tmp_path, other)
+    (tmp_path / "resume" / "one" / "diverged.json").write_text("{}")
+    require_writable(tmp_path, other)
+
+
+def test_a_damaged_mark_lets_nobody_in(tmp_path: Path) -> None:
+    write(tmp_path)
+    for damage in ("", "{", "[]", '{"schema_version": 99}'):
+        (tmp_path / MARK).write_text(damage)
+        with pytest.raises(UserError, match=f"{MARK} is damaged"):
+            require_kind(tmp_path, "corpus", overwrite=True)
+
+
+def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(UserError, match="is a file"):
+        write(tmp_path / "out")
+
+
+def test_files_are_replaced_only_where_tapernorm_wrote_them(tmp_path: Path) -> None:
+    table, mine = tmp_path / "table1.csv", tmp_path / "table1.md"
+    mine.write_text("my own table")
+    with (
+        pytest.raises(UserError, match=r"table1\.md was not written by tapernorm"),
+        output_files([table, mine], "table"),
+    ):
+        raise AssertionError("claimed somebody's file")
+    assert not table.exists()
+    for text in ("first", "second"):
+        with output_files([table], "table"):
+            table.write_text(text)
+    assert table.read_text() == "second"
+
+
+def test_a_result_that_names_itself_is_replaced_without_a_mark(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
+    ours.write_text(json.dumps({"schema_version": 1, "kind": "evaluate", "provenance": {}}))
+    theirs.write_text(json.dumps({"kind": "evaluate"}))
+    with output_files([ours], "evaluate"):
+        pass
+    with pytest.raises(UserError, match=r"theirs\.json"), output_files([theirs], "evaluate"):
+        pass
+
+
+def test_files_beside_a_job_stay_when_the_job_is_overwritten(tmp_path: Path) -> None:
+    write(tmp_path)
+    with output_files([tmp_path / "score.json"], "evaluate"):
+        (tmp_path / "score.json").write_text("{}")
+    write(tmp_path, OTHER, overwrite=True)
+    assert (tmp_path / "score.json").exists()
+    with output_files([tmp_path / "score.json"], "evaluate"):  # and is still known
+        pass
