@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from . import modelcard
-from .arch import architecture_of, logits_of
+from .arch import logits_of
 from .errors import UserError
 from .files import remove_partials, sync_folder, unwritable, write_text
-from .folding import fold
+from .folding import fold, is_folded
 from .models import store
 from .pretrained import load_pretrained
 from .selfcheck import CARD, FILE, SelfCheck, typical_tokens
@@ -45,7 +45,7 @@ def save(
     """Export `model` into `folder`, all of it or nothing; an earlier export there is replaced.
 
     Args:
-        model: tapered, its gate at 0; `normfree` takes a folded one too. It stays as it is.
+        model: tapered, its gate at 0; `normfree` takes a folded one too, fused or not. It stays as it is.
         dtype: of the weights; None: the model's own.
         tokenizer: folder whose tokenizer files go along.
         story: what the model card tells of the model's making.
@@ -63,8 +63,7 @@ def save(
     _refuse_foreign(target)
     with _whole_folder(target) as new:
         if form == "stock":
-            stock: Any = disarmed(model).to(dtype)
-            stock.save_pretrained(new)
+            _save_stock(disarmed(model).to(dtype), new)
             _require_same(new, fold(model)[0].eval(), dtype)
         else:
             store.save(copy.deepcopy(_folded(model)).to(dtype), new)
@@ -73,6 +72,13 @@ def save(
         loaded = _load(new)
         write_text(new / CARD, modelcard.render(form, loaded, dtype, story))
         SelfCheck.of(new, loaded).write(new)
+
+
+def _save_stock(stock: Any, folder: Path) -> None:
+    try:
+        stock.save_pretrained(folder)
+    except ValueError as error:  # a generation_config that contradicts itself
+        raise UserError(f"transformers does not save this model: {' '.join(str(error).split())}") from None
 
 
 def load(folder: str | Path) -> nn.Module:
@@ -109,8 +115,7 @@ def _folded(model: nn.Module) -> nn.Module:
     Raises:
         UserError: there is nothing to fold.
     """
-    sites = [model.get_submodule(name) for name in architecture_of(model).norms(model)]
-    return model if any(isinstance(norm, nn.Identity) for norm in sites) else fold(model)[0]
+    return model if is_folded(model) else fold(model)[0]
 
 
 @torch.no_grad()
