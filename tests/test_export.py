@@ -373,6 +373,43 @@ def test_an_earlier_export_is_replaced_and_anything_else_is_left_alone(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
 
 
+def test_notes_beside_an_earlier_export_stay_and_so_does_a_card_that_was_edited(tmp_path, capsys):
+    folder = tmp_path / "out"
+    export.save(narrow("gpt2"), folder, form="stock")
+    (folder / "notes/deep").mkdir(parents=True)
+    (folder / "notes/deep/thesis.txt").write_text("all of it")
+    (folder / "mine.json").write_text("{}")
+    export.save(narrow("llama"), folder)
+    assert not (folder / "README.new.md").exists()
+    (folder / "README.md").write_text("# My model")
+    for _ in range(2):
+        export.save(narrow("gpt2"), folder, form="stock")
+        assert (folder / "notes/deep/thesis.txt").read_text() == "all of it"
+        assert (folder / "README.md").read_text() == "# My model"
+        assert "GPT2LMHeadModel" in (folder / "README.new.md").read_text()
+        assert "README.md was edited" in capsys.readouterr().err
+    export.check(folder)
+    export.remove(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "mine.json", "notes"]
+
+
+def test_a_file_of_ones_own_with_the_name_of_a_new_one_is_not_replaced(tmp_path):
+    folder = tmp_path / "out"
+    export.save(narrow("llama"), folder)
+    (folder / "generation_config.json").write_text("mine")
+    with refused("generation_config.json was not written by an export"):
+        export.save(narrow("gpt2"), folder, form="stock")
+    assert (folder / "generation_config.json").read_text() == "mine"
+    assert type(tapernorm.load(folder)).__name__ == "LlamaForCausalLM"
+
+
+def test_an_export_is_removed_with_its_folder_where_nothing_else_is_in_it(tmp_path):
+    export.save(narrow("gpt2"), tmp_path / "out")
+    export.remove(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    export.remove(tmp_path / "out")
+
+
 def test_a_full_disk_leaves_the_earlier_export(tmp_path, monkeypatch):
     folder = tmp_path / "out"
     export.save(narrow("gpt2"), folder)

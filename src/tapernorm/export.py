@@ -9,6 +9,7 @@ Either holds safetensors, the tokenizer's files where there are any, a model car
 import copy
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +25,18 @@ from .files import remove_partials, sync_folder, unwritable, write_text
 from .folding import fold, is_folded
 from .models import store
 from .pretrained import load_pretrained
-from .selfcheck import CARD, FILE, SelfCheck, typical_tokens
+from .selfcheck import CARD, FILE, NEW_CARD, SelfCheck, typical_tokens
 from .stock import disarmed, refuse_dtype
 
 Form = Literal["stock", "normfree"]
 FORMS: tuple[Form, ...] = ("stock", "normfree")
 _CHECKED = (torch.float32, torch.bfloat16)
+
+
+class FormFailed(UserError):
+    """A form of an export does not compute what the folded model does; another form may."""
+
+
 _WORSE = 8.0  # an export may lie this much further from float64 than the folded model does: both only round
 
 
@@ -42,7 +49,9 @@ def save(
     tokenizer: Path | None = None,
     story: modelcard.Story | None = None,
 ) -> None:
-    """Export `model` into `folder`, all of it or nothing; an earlier export there is replaced.
+    """Export `model` into `folder`, all of it or nothing.
+
+    Of an earlier export there, its own files are replaced. What others put beside them stays, an edited model card too.
 
     Args:
         model: tapered, its gate at 0; `normfree` takes a folded one too, fused or not. It stays as it is.
@@ -60,7 +69,7 @@ def save(
     dtype = dtype or next(model.parameters()).dtype
     if form == "stock":
         refuse_dtype(dtype)
-    _refuse_foreign(target)
+    require_exportable(target)
     with _whole_folder(target) as new:
         if form == "stock":
             _save_stock(disarmed(model).to(dtype), new)
@@ -120,7 +129,7 @@ def _folded(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _require_same(folder: Path, folded: nn.Module, stored: torch.dtype) -> None:
-    """Raise UserError where what stands in `folder` is not the folded model, run in float32 or in bf16.
+    """Raise FormFailed where what stands in `folder` is not the folded model, run in float32 or in bf16.
 
     It is judged by its distance to the folded model in float64, beside that of the folded model when its weights, too,
     are rounded to `stored`.
@@ -133,7 +142,7 @@ def _require_same(folder: Path, folded: nn.Module, stored: torch.dtype) -> None:
         theirs = (_logits(load_pretrained(folder, dtype), tokens) - exact).abs().max().item()
         floor = max(torch.finfo(dtype).eps, torch.finfo(stored).eps) * exact.abs().max().item()
         if not theirs <= _WORSE * (ours + floor):
-            raise UserError(
+            raise FormFailed(
                 f"the stock form is not the folded model in {dtype}: its logits lie {theirs:.3g} from float64 and the "
                 f"folded model's {ours:.3g}; export it as `normfree`"
             )
@@ -150,14 +159,34 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def _refuse_foreign(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / FILE).is_file():
+def remove(folder: Path) -> None:
+    """Remove the export in `folder`, if there is one: its own files, and the folder where nothing else is in it."""
+    for name in _written(folder):
+        (folder / name).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def require_exportable(folder: Path) -> None:
+    """Raise UserError where `folder` holds files and no export, or an export whose list of files is damaged."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / FILE).is_file():
         raise UserError(f"{folder} holds files and no export: name a new folder, or empty this one")
+    SelfCheck.read(folder)
+
+
+def _written(folder: Path) -> set[str]:
+    """Names of the files of the export in `folder`; none where there is no export."""
+    return SelfCheck.read(folder).written(folder) if (folder / FILE).is_file() else set()
 
 
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of `folder`; on success it becomes `folder`, on any error it is removed."""
+    """Yield a temporary sibling of `folder`; on success it becomes `folder`, on any error it is removed.
+
+    What others put beside an earlier export stays: their files go along.
+    """
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -165,6 +194,7 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
         yield new
         remove_partials(new)
         if folder.exists():
+            _take_along(folder, new)
             os.replace(folder, old)
         try:
             os.replace(new, folder)
@@ -178,3 +208,22 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _take_along(folder: Path, new: Path) -> None:
+    """Put what is not of the earlier export in `folder` into `new` as well.
+
+    Raises:
+        UserError: one of these has the name of a file of the new export.
+    """
+    written = _written(folder)
+    for path in (path for path in folder.iterdir() if path.name not in written):
+        if path.name == CARD:
+            os.replace(new / CARD, new / NEW_CARD)
+            print(f"{path} was edited and stays; the new model card is {NEW_CARD}", file=sys.stderr)
+        if (new / path.name).exists():
+            raise UserError(f"{path} was not written by an export, and this one has a file of that name: move it away")
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, new / path.name, symlinks=True, copy_function=os.link)
+        else:
+            os.link(path, new / path.name, follow_symlinks=False)

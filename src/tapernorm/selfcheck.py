@@ -19,7 +19,8 @@ from .files import sha256_of, whole_file
 from .rng import generator
 
 FILE = "selfcheck.safetensors"
-CARD = "README.md"  # people edit it: it is no part of the check
+CARD = "README.md"  # people edit it: it is no part of the check, and its hash tells whether they did
+NEW_CARD = "README.new.md"  # beside one that was edited
 _SEQUENCES, _LENGTH = 4, 16
 _TOLERANCE = 1e-3  # of the largest logit: float32 on two machines parts by some 1e-6 of it, a fault by about all of it
 
@@ -31,13 +32,19 @@ class SelfCheck:
     files: dict[str, str]  # name -> sha256
     tokens: Tensor  # (B, T) int64
     logits: Tensor  # (B, V) float32, of the token after each sequence
+    card: str | None = None  # sha256 of the model card as it was written; None: an earlier version did not say
 
     @classmethod
     def of(cls, folder: Path, model: nn.Module) -> Self:
         """The check of an export in `folder` that loads as `model`."""
         tokens = typical_tokens(model)
-        files = {p.name: sha256_of(p) for p in sorted(folder.iterdir()) if p.is_file() and p.name not in (FILE, CARD)}
-        return cls(files, tokens, _last_logits(model, tokens))
+        files = {
+            p.name: sha256_of(p)
+            for p in sorted(folder.iterdir())
+            if p.is_file() and p.name not in (FILE, CARD, NEW_CARD)
+        }
+        card = sha256_of(folder / CARD) if (folder / CARD).is_file() else None
+        return cls(files, tokens, _last_logits(model, tokens), card)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -51,16 +58,27 @@ class SelfCheck:
             raise UserError(f"{folder} holds no {FILE}: it is no export, or not all of one; export the model again")
         try:
             with safe_open(path, framework="pt") as opened:
-                files = json.loads((opened.metadata() or {})["files"])
-                return cls(files, opened.get_tensor("tokens"), opened.get_tensor("logits"))
+                told = opened.metadata() or {}
+                return cls(
+                    json.loads(told["files"]),
+                    opened.get_tensor("tokens"),
+                    opened.get_tensor("logits"),
+                    told.get("card"),
+                )
         except (SafetensorError, KeyError, ValueError) as error:
             raise _failed(folder, f"{FILE} is damaged ({error})") from None
 
     def write(self, folder: Path) -> None:
         """Store the check beside the files that it vouches for."""
-        content = to_bytes({"tokens": self.tokens, "logits": self.logits}, metadata={"files": json.dumps(self.files)})
+        told = {"files": json.dumps(self.files)} | ({} if self.card is None else {"card": self.card})
+        content = to_bytes({"tokens": self.tokens, "logits": self.logits}, metadata=told)
         with whole_file(folder / FILE) as temporary:
             temporary.write_bytes(content)
+
+    def written(self, folder: Path) -> set[str]:
+        """Names of what the export in `folder` is made of; a model card that was edited since is not among them."""
+        edited = (folder / CARD).is_file() and sha256_of(folder / CARD) != self.card
+        return {*self.files, FILE, NEW_CARD, *(() if edited else (CARD,))}
 
     def require_files(self, folder: Path) -> None:
         """Raise UserError, with its name, where a file of the export is missing or not what was exported."""
