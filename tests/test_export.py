@@ -396,10 +396,10 @@ def test_notes_beside_an_earlier_export_stay_and_so_does_a_card_that_was_edited(
 def test_a_file_of_ones_own_with_the_name_of_a_new_one_is_not_replaced(tmp_path):
     folder = tmp_path / "out"
     export.save(narrow("llama"), folder)
-    (folder / "generation_config.json").write_text("mine")
+    (folder / "generation_config.json").write_text("{}")
     with refused("generation_config.json was not written by an export"):
         export.save(narrow("gpt2"), folder, form="stock")
-    assert (folder / "generation_config.json").read_text() == "mine"
+    assert (folder / "generation_config.json").read_text() == "{}"
     assert type(tapernorm.load(folder)).__name__ == "LlamaForCausalLM"
 
 
