@@ -4,6 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -263,3 +266,37 @@ def test_a_missing_or_cut_corpus_file_says_so(tmp_path: Path) -> None:
     assert next(documents) == "whole"
     with pytest.raises(UserError, match=r"train.jsonl:2: .* cut short"):
         next(documents)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000, '{"text": ' + "1" * 5000 + "}", "\0", '{"story": "a"}', '["text"]', '{"text": null}', b"\xff"],
+)
+def test_a_damaged_line_of_a_corpus_is_named(tmp_path: Path, line: str | bytes) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b'{"text": "whole"}\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    documents = read_documents(path)
+    assert next(documents) == "whole"
+    with pytest.raises(UserError, match=r"train.jsonl:2: the line is damaged"):
+        next(documents)
+
+
+def test_a_null_is_dropped_and_counted_as_empty_in_every_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [None, *(f"Story {i}" for i in range(30)), None]
+    jsonl = tmp_path / "a.jsonl"
+    jsonl.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    parquet = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), parquet)
+    rows = {"train": texts, "validation": [None, "One", None]}
+    hub = {name: datasets.Dataset.from_dict({"text": column}) for name, column in rows.items()}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split, **__: hub[split])
+    jobs = {
+        "jsonl": text_job(jsonl),
+        "parquet": text_job(parquet),
+        "hub": CorpusJob(data=(data_config("tinystories"),)),
+    }
+    dropped = {name: build_corpus(job, tmp_path / name)["dropped"]["empty"] for name, job in jobs.items()}
+    assert dropped == {"jsonl": 2, "parquet": 2, "hub": 4}
+    assert documents_in(tmp_path / "jsonl") == documents_in(tmp_path / "parquet")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from ..errors import UserError
-from ..files import sha256_of, whole_file, write_json
+from ..files import parse_json, sha256_of, whole_file, write_json
 from ..identity import digest
 from ..jobs import CorpusJob
 from ..provenance import provenance
@@ -84,17 +84,19 @@ def read_documents(jsonl: Path) -> Iterator[str]:
     """Documents of one split in order, one in memory at a time.
 
     Raises:
-        UserError: there is no such file, or it was cut short.
+        UserError: there is no such file, or it is damaged (with the line).
     """
     remedy = f"make it with `tapernorm corpus --out {jsonl.parent} …`"
     if not jsonl.is_file():
         raise UserError(f"no corpus file {jsonl}; {remedy}")
-    with open(jsonl, encoding="utf-8", newline="\n") as file:
+    with open(jsonl, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                text = json.loads(line)["text"]
-            except json.JSONDecodeError:
-                raise UserError(f"{jsonl}:{number}: the line is damaged or cut short; {remedy}") from None
+                text = parse_json(line.decode("utf-8"))["text"]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise UserError(f"{jsonl}:{number}: the line is damaged or cut short; {remedy}")
             yield text
 
 

@@ -1,7 +1,6 @@
 """Options that several verbs share, and the job that they name."""
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 from ..config import Config
 from ..configfile import load_config, parse
 from ..errors import UserError
+from ..files import parse_json
 from ..settings import HardwareConfig, Strict
 
 Job = TypeVar("Job", bound=Strict)
@@ -127,6 +127,6 @@ def positive(text: str) -> int:
 
 def from_json(text: str, option: str) -> object:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parse_json(text)
+    except ValueError as error:
         raise UserError(f"{option} is not JSON ({error}): quote it as one argument") from None
