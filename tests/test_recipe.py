@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import transformers
 from builders import close, snapshot, tokens
 from own_models import SPARE, write_model, write_stories
 from tiny_models import CASES, tiny
+from tokenizers import Tokenizer
 
 import tapernorm
 from tapernorm import owntext, recipe
@@ -95,6 +97,28 @@ def test_the_export_is_the_folded_run_in_plain_transformers(finished):
     text = transformers.AutoTokenizer.from_pretrained(finished / "export")
     assert text.decode(text("the cat sat")["input_ids"]) == "the cat sat"
     tapernorm.load(finished / "export")
+
+
+def test_the_files_of_the_tokenizer_are_those_of_the_base(home, finished):
+    names = [path.name for path in (home / "gpt2").iterdir() if path.name.startswith("tokenizer")]
+    assert names
+    for name in names:
+        assert (finished / "export" / name).read_bytes() == (home / "gpt2" / name).read_bytes()
+
+
+def test_a_tokenizer_that_was_saved_with_truncation_and_padding_trains_on_all_of_the_text(home, finished, tmp_path):
+    shutil.copytree(home / "gpt2", tmp_path / "cut")
+    backend = Tokenizer.from_file(str(home / "gpt2/tokenizer.json"))
+    backend.enable_truncation(max_length=24)
+    backend.enable_padding(length=32)
+    backend.save(str(tmp_path / "cut/tokenizer.json"))
+    taper_model(request(home, tmp_path / "run", model=str(tmp_path / "cut"), steps=STEPS))
+    found, whole = (
+        Blocks.open(run / "data/held-out/blocks", "train").split["sha256"] for run in (tmp_path / "run", finished)
+    )
+    assert found == whole
+    exported = tmp_path / "run/export/tokenizer.json"
+    assert exported.read_bytes() == (tmp_path / "cut/tokenizer.json").read_bytes()
 
 
 def test_the_run_trained_every_norm_away_and_counts_as_a_finished_finetune(finished):

@@ -22,6 +22,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates",  # a folder
 )
 _LOAD = {
     "stock": """\
