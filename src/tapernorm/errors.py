@@ -12,14 +12,14 @@ class UserError(ValueError):
 
 
 def setting(key: str) -> str:
-    """The name of a setting in messages: its key in a config, or the option of the running verb that stands for it."""
+    """What messages call a setting: its key in a config, or what the running verb has in its place, as an option."""
     return (_options.get() or {}).get(key, key)
 
 
 @contextmanager
 def settings_named(options: Mapping[str, str]) -> Iterator[None]:
-    """Let `setting` give the option in place of each config key in `options` while inside."""
-    token = _options.set(options)
+    """Let `setting` give these words in place of the keys while inside."""
+    token = _options.set({**(_options.get() or {}), **options})
     try:
         yield
     finally:

@@ -47,6 +47,8 @@ REASONS = {
     errno.EACCES: "permission denied: choose a folder that can be written",
     errno.EEXIST: "a file is where a folder is needed: choose another folder",
     errno.ENOTDIR: "a file is where a folder is needed: choose another folder",
+    errno.ENAMETOOLONG: "a name in it is too long: shorten it",
+    errno.ELOOP: "its links lead round in a circle: name the file itself",
     errno.EISDIR: "a folder is where a file is needed: choose another path",
 }
 
