@@ -185,6 +185,15 @@ def test_ids_that_do_not_belong_together_are_refused_in_one_line(tmp_path, name,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "gemma", "llama"])
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path, kind):
+    """Of some models transformers makes a tokenizer without a vocabulary then, and says nothing."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(UserError, match=r"put its tokenizer.json there"):
+        save_hub_tokenizer(tmp_path / "source", tmp_path / "out", vocab_size=312)
+
+
 def test_a_hole_among_the_ids_of_the_model_is_no_fault(tmp_path):
     """The control of the test above: every token keeps the id that its file gives it."""
     source = edited(tmp_path / "source", "tokenizer.json", move(299, 311))

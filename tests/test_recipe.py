@@ -250,8 +250,9 @@ def test_the_dry_run_shows_norms_consumers_and_settings_and_writes_nothing(home,
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_class_has_an_outline(name, tmp_path):
-    tiny(name).save_pretrained(tmp_path)
-    shown = outline(Request(model=str(tmp_path), data=("web",), steps=20, out=tmp_path / "run", final=True))
+    model, text = tmp_path / "model", write_stories(tmp_path / "text.txt", 40)
+    write_model(model, name)
+    shown = outline(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True))
     norms = 1 if name.startswith("phi") else 2
     assert f"{2 * norms + 1} norms go" in shown
     inside = {"qwen3": 4, "phi with norms of q and k": 4, "stablelm with norms of q and k": 8}
@@ -539,7 +540,7 @@ def test_defaults_follow_the_size(parameters, lr, weight, tokens, monkeypatch):
         (["--data", "nowhere.txt"], "matches no file"),
         (["--score", "nowhere.txt"], "write it as NAME=TEXT"),
         (["--form", "stock"], "transformer.ln_f would stop normalising"),
-        (["--valid-fraction", "2"], "valid_fraction"),
+        (["--valid-fraction", "2"], "--valid-fraction 2 is out of range"),
         (["--sites", "*.ln_3"], "'*.ln_3' matches no internal norm"),
         (["--model", "no/such model"], "it is no folder, and the hub gives none"),
     ],

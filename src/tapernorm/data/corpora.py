@@ -70,12 +70,13 @@ class Reading:
                 yield place, text
 
     @property
-    def passages(self) -> dict[str, int] | None:
-        """How many distinct documents were split by passages, and their characters; None: all are whole."""
+    def passages(self) -> dict[str, Any] | None:
+        """The distinct documents that are split by passages, in number, characters and sha256; None: all are whole."""
         if not self._layouts:
             return None
-        documents = sum(len(layout.starts) for layout in self._layouts)
-        return {"documents": documents, "characters": sum(layout.characters for layout in self._layouts)}
+        identities = [identity.hex() for layout in self._layouts for identity in layout.starts]
+        characters = sum(layout.characters for layout in self._layouts)
+        return {"documents": len(identities), "characters": characters, "sha256": identities}
 
     def refuse_empty(self, documents: Mapping[Split, int]) -> None:
         """Raise UserError where a split has no document, and some was asked for."""
@@ -149,7 +150,7 @@ def build_corpus(job: CorpusJob, out: Path) -> dict[str, Any]:
     ):
         files: dict[Split, Path] = {"valid": valid_file, "train": train_file}
         counts = {split: _write(path, reading.documents(split), len(job.data)) for split, path in files.items()}
-        splits: dict[str, dict[str, Any]] = {
+        splits: dict[Split, dict[str, Any]] = {
             split: {unit: sum(count[unit] for count in counts[split]) for unit in ("documents", "bytes")}
             for split in SPLITS
         }
@@ -174,13 +175,13 @@ def build_corpus(job: CorpusJob, out: Path) -> dict[str, Any]:
         }
         write_json(manifest_file, manifest)
     if reading.passages is not None:
-        print(told_of(manifest), file=sys.stderr)
+        print(told_of(splits, reading.passages), file=sys.stderr)
     return manifest
 
 
-def told_of(manifest: Mapping[str, Any]) -> str:
-    """One line about a corpus that was split by passages."""
-    splits, count = manifest["splits"], manifest["passages"]["documents"]
+def told_of(splits: Mapping[Split, Mapping[str, Any]], passages: Mapping[str, Any]) -> str:
+    """One line about a corpus that is split by passages: its `splits` and `Reading.passages`."""
+    count = passages["documents"]
     few = "the text is one document" if count == 1 else f"the text is {count} documents, too few to hold one out"
     share = splits["valid"]["bytes"] / sum(splits[split]["bytes"] for split in SPLITS)
     return (

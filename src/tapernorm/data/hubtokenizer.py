@@ -23,6 +23,7 @@ from .manifest import SCHEMA_VERSION, read_manifest
 _FILE = "tokenizer.json"
 _OPENED = "as_loaded.json"  # what transformers makes of the files: the ids of a run are its
 _MARKS = "special_tokens_map.json"
+_PROBE = "Hello world"
 
 
 class HubTokenizer:
@@ -142,6 +143,8 @@ def _require_ids(loaded: Any, source: Path, vocab_size: int) -> int:
     ids: dict[str, int] = loaded.get_vocab()
     if _has_own(source):
         _require_told(ids, mark, source)
+    elif set(loaded(_PROBE, add_special_tokens=False)["input_ids"]) <= {loaded.unk_token_id}:  # made of no file
+        raise UserError(f"no tokenizer in {source}: put its tokenizer.json there")
     if len(ids) > vocab_size:
         raise UserError(f"the tokenizer in {source} has {len(ids)} ids and the model {vocab_size}: they differ")
     if (largest := max([*ids.values(), *loaded("x")["input_ids"]])) >= vocab_size:
