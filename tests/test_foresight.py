@@ -10,10 +10,12 @@ import transformers
 from offline import offline
 from own_models import EOS, story, write_model, write_stories
 
+import tapernorm.request
 from tapernorm import foresight, spread
 from tapernorm.errors import UserError
 from tapernorm.outline import outline
 from tapernorm.pretrained import find, load_pretrained, skeleton
+from tapernorm.recipe import taper_model
 from tapernorm.request import Request
 
 SMOLLM2 = Path(__file__).parents[1] / "build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -132,12 +134,11 @@ def test_what_is_not_here_is_said_and_nothing_is_fetched(home, tmp_path, monkeyp
     coder = transformers.AutoTokenizer.from_pretrained(home / "llama")
     transformers.AutoConfig.from_pretrained(home / "llama").save_pretrained(tmp_path)
     coder.save_pretrained(tmp_path)
-    (tmp_path / "short.txt").write_text("the cat")
+    here = {str(home / "a/model"): tmp_path}  # what the hub's small files lie in
+    monkeypatch.setattr(tapernorm.request, "find", lambda source, **_: here.get(source, Path(source)))
     cases = {
-        "the weights are not here yet": {"model": str(tmp_path)},
+        "the weights are not here yet": {"model": "a/model"},
         "the text 'openwebtext' would have to be downloaded first": {"data": ("openwebtext",)},
-        "matches no file": {"data": ("nowhere.txt",)},
-        "2 rows of 16 are the least": {"data": (str(tmp_path / "short.txt"),)},
     }
     for reason, changes in cases.items():
         with offline():
@@ -146,6 +147,41 @@ def test_what_is_not_here_is_said_and_nothing_is_fetched(home, tmp_path, monkeyp
         assert reason in told
         assert "4 norms go" in shown
         assert "median" not in shown
+
+
+def test_what_the_run_would_refuse_is_refused(home, tmp_path):
+    """The same requests fail in the run itself, in the same words."""
+    transformers.AutoConfig.from_pretrained(home / "llama").save_pretrained(tmp_path / "empty")
+    (tmp_path / "short.txt").write_text("".join(map(story, range(4)))[:330])  # 16 characters are held out
+    (tmp_path / "two.txt").write_text("ab")
+    (tmp_path / "broken.parquet").write_text("PAR1")
+    (tmp_path / "file").write_text("mine")
+    text = str(home / "train.txt")
+    cases = {
+        "matches no file": {"data": ("nowhere.txt",)},
+        "broken.parquet is not a Parquet file": {"data": (str(tmp_path / "broken.parquet"),)},
+        "to be split by passages they need": {"data": (str(tmp_path / "two.txt"),)},
+        "not one row of": {"data": (str(tmp_path / "short.txt"),)},
+        "names must differ": {"scored": (("held-out", text),)},
+        "two.txt matches no file": {"scored": (("more", "two.txt"),)},
+        "tokens and not one row": {"scored": (("more", str(tmp_path / "two.txt")),)},
+        "is out of range": {"valid_fraction": 2.0},
+        "holds no weights": {"model": str(tmp_path / "empty")},
+        "is a file: name another folder": {"out": tmp_path / "file/run"},
+        "exceeds the model's 16": {"context": 17},
+        "matches no internal norm": {"sites": ("*.ln_9",)},
+    }
+    for reason, changes in cases.items():
+        asked = request(home, **{"out": tmp_path / "run", **changes})
+        said = []
+        for refused in (outline, taper_model):
+            with pytest.raises(UserError) as raised:
+                refused(asked)
+            said.append(str(raised.value))
+        assert reason.removeprefix("two.txt ") in said[0], reason
+        assert said[0] == said[1]
+        assert "\n" not in said[0]
+        assert not (tmp_path / "run/model.safetensors").exists()
 
 
 def test_a_model_too_large_for_a_look_is_not_loaded(home, monkeypatch):

@@ -139,3 +139,23 @@ def test_no_network_names_the_folder_alternative(tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError, match=r"cannot load someone/rows .*reach the Hub.* name their folder as rows.name"):
         write_hub_rows(job(max_rows=9), tmp_path, tmp_path / "out")
     assert not (tmp_path / "out/valid.bin").exists()
+
+
+@pytest.mark.parametrize("max_rows", [None, 650])
+def test_a_damaged_file_of_a_folder_is_named_with_its_row(tmp_path: Path, max_rows: int | None) -> None:
+    source = folder_of(tmp_path / "rows", ROWS)
+    path = source / "part-1.parquet"
+    column = pyarrow.parquet.read_metadata(path).row_group(0).column(0)
+    raw = bytearray(path.read_bytes())
+    raw[column.data_page_offset] ^= 0xFF
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=r"part-1.parquet is damaged between row 0 and"):
+        write_hub_rows(job(str(source), max_rows=max_rows), tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out/valid.bin").exists()
+
+
+@pytest.mark.parametrize("column", [["a b c d"], [1.5], [[1.5] * 6], [["a"] * 6], [[None] * 6], [{"a": 1}]])
+def test_a_column_without_ids_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: list) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict({"input_ids": column}))
+    with pytest.raises(UserError, match=r"row 0 of someone/rows holds no list of token ids: .* rows.field"):
+        write_hub_rows(job(), tmp_path, tmp_path / "out")

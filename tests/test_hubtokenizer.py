@@ -56,9 +56,163 @@ def test_the_literal_text_of_a_mark_is_text(folders):
 def test_the_copy_loads_in_transformers_and_is_refused_when_changed(folders):
     coder, out = coder_of(folders), folders[1]
     assert AutoTokenizer.from_pretrained(out)("the cat")["input_ids"][-1] == coder.encode("the cat")[-1]
-    (out / "tokenizer.json").write_text("{}")
+    path = out / coder.manifest["opened"]
+    content = path.read_text()
+    path.write_text("{}")
     with pytest.raises(UserError, match="not what its manifest describes"):
         open_tokenizer(out)
+    path.write_text(content)
+    assert open_tokenizer(out).encode("the cat") == coder.encode("the cat")
+
+
+def test_a_folder_that_an_earlier_version_wrote_is_opened(folders):
+    coder, out = coder_of(folders), folders[1]
+    (out / coder.manifest["opened"]).rename(out / "tokenizer.json")
+    manifest = {key: value for key, value in coder.manifest.items() if key != "opened"}
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    assert open_tokenizer(out).encode(story(3)) == coder.encode(story(3))
+
+
+# What the base's files were saved with
+
+
+LONG = " ".join(story(i) for i in range(3))
+
+
+def saved_with(folder, *, truncation: bool, padding: bool):
+    """Save into tokenizer.json what a data loader had switched on."""
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if truncation:
+        backend.enable_truncation(max_length=24)
+    if padding:
+        backend.enable_padding(length=600)
+    backend.save(str(folder / "tokenizer.json"))
+    return backend
+
+
+@pytest.mark.parametrize(("truncation", "padding"), [(True, False), (False, True), (True, True)])
+def test_truncation_and_padding_of_the_file_are_switched_off(folders, tmp_path, truncation, padding):
+    source, *_ = folders
+    plain = coder_of(folders).encode(LONG)
+    saved = saved_with(source, truncation=truncation, padding=padding)
+    assert len(saved.encode(LONG).ids) == (600 if padding else 24)  # control
+    save_hub_tokenizer(source, tmp_path / "again", vocab_size=len(AutoTokenizer.from_pretrained(source)) + SPARE)
+    coder = open_tokenizer(tmp_path / "again")
+    assert coder.encode(LONG) == plain
+    assert coder.encode_batch([LONG, "x"]) == [plain, coder.encode("x")]
+
+
+FILES = {
+    "chat_template.jinja": "{{ messages }}",
+    "additional_chat_templates/tools.jinja": "{{ tools }}",
+    "special_tokens_map.json": '{ "eos_token":"<|end|>" }',
+    "vocab.json": "{}",
+    "README.md": "no file of a tokenizer",
+}
+
+
+def test_the_files_of_the_base_are_copied_as_they_were(folders, tmp_path):
+    source, out, *_ = folders
+    for name, content in FILES.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(content)
+    saved_with(source, truncation=True, padding=False)
+    before = {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    coder = coder_of(folders)
+    copied = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert copied.keys() - before.keys() == {"manifest.json", coder.manifest["opened"]}
+    assert before.keys() - copied.keys() == {"README.md"}
+    assert all(copied[name] == before[name] for name in before.keys() & copied.keys())
+    assert coder.manifest["files"].keys() == copied.keys() - {"manifest.json"}
+
+
+def test_marks_that_only_the_class_of_a_model_tells_travel_too(tmp_path):
+    """A repository of GPT-2: its tokenizer_config.json names no class, which follows from the model's config."""
+    source = tmp_path / "source"
+    made = tokenizer(bos=False)
+    made.add_special_tokens({"eos_token": "<|endoftext|>"})
+    made.save_pretrained(source)
+    (source / "tokenizer_config.json").write_text('{"model_max_length": 1024}')
+    (source / "config.json").write_text('{"model_type": "gpt2"}')
+    save_hub_tokenizer(source, tmp_path / "out", vocab_size=len(made) + SPARE)
+    assert (tmp_path / "out/tokenizer_config.json").read_text() == '{"model_max_length": 1024}'
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|endoftext|>"
+
+
+# Ids that do not belong together
+
+
+def edited(folder: Path, name: str, edit) -> Path:
+    """The folder of a tokenizer, one of its JSON files changed."""
+    tokenizer(bos=True).save_pretrained(folder)
+    content = json.loads((folder / name).read_text())
+    edit(content)
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def move(token_id, to):
+    def edit(content):
+        vocabulary = content["model"]["vocab"]
+        vocabulary[next(piece for piece, number in vocabulary.items() if number == token_id)] = to
+
+    return edit
+
+
+def add(content):
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 305, "content": "<far>"})
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "words"),
+    [
+        ("tokenizer.json", move(299, 5000), ["id 5000", "end at 311", "hole"]),
+        ("tokenizer.json", add, ["'<far>'", "id 305", "300", "hole"]),
+        ("tokenizer.json", lambda c: c["post_processor"]["special_tokens"][BOS].update(ids=[999]), ["id 999"]),
+        ("tokenizer.json", move(299, -5), ["-5"]),
+        ("tokenizer.json", lambda c: c["model"].update(vocab=None), ["tokenizer.json"]),
+        ("tokenizer_config.json", lambda c: c.update(eos_token="<none>"), ["'<none>'", "eos_token"]),
+        ("tokenizer_config.json", lambda c: c.update(eos_token=5), ["eos_token"]),
+        ("tokenizer_config.json", lambda c: c.update(eos_token={"a": 1}), ["eos_token"]),
+    ],
+)
+def test_ids_that_do_not_belong_together_are_refused_in_one_line(tmp_path, name, edit, words):
+    source = edited(tmp_path / "source", name, edit)
+    with pytest.raises(UserError) as raised:
+        save_hub_tokenizer(source, tmp_path / "out", vocab_size=312)
+    assert all(word in str(raised.value) for word in [*words, str(source)])
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "gemma", "llama"])
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path, kind):
+    """Of some models transformers makes a tokenizer without a vocabulary then, and says nothing."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(UserError, match=r"put its tokenizer.json there"):
+        save_hub_tokenizer(tmp_path / "source", tmp_path / "out", vocab_size=312)
+
+
+def test_a_hole_among_the_ids_of_the_model_is_no_fault(tmp_path):
+    """The control of the test above: every token keeps the id that its file gives it."""
+    source = edited(tmp_path / "source", "tokenizer.json", move(299, 311))
+    save_hub_tokenizer(source, tmp_path / "out", vocab_size=312)
+    assert (
+        open_tokenizer(tmp_path / "out").encode(story(3)) == AutoTokenizer.from_pretrained(source)(story(3)).input_ids
+    )
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "\0", "", "[]", '{"a', "caf\udce9"])
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content):
+    source = tmp_path / "source"
+    tokenizer(bos=True).save_pretrained(source)
+    (source / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError) as raised:
+        save_hub_tokenizer(source, tmp_path / "out", vocab_size=312)
+    assert str(source) in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_what_cannot_serve_is_refused(tmp_path):

@@ -35,3 +35,21 @@ def test_a_missing_or_cut_manifest_says_how_to_make_it(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"kind": "tok')
     with pytest.raises(UserError, match="is not JSON"):
         read_manifest(tmp_path, "tokens")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"n": ' + "1" * 5000 + "}", "\0", "", b"\xff"])
+def test_a_damaged_manifest_is_named(tmp_path: Path, content: str | bytes) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=f"{path} is damaged"):
+        read_manifest(tmp_path, "tokens")
+
+
+def test_what_a_manifest_lacks_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+    whole = {"schema_version": SCHEMA_VERSION, "kind": "corpus", "splits": {"train": {}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(whole))
+    manifest = read_manifest(tmp_path, "corpus")
+    for look_up in (lambda: manifest["sources"], lambda: manifest["splits"]["train"]["documents"]):
+        with pytest.raises(UserError, match=r"manifest.json holds no '(sources|documents)'"):
+            look_up()
+    assert manifest.get("sources") is None

@@ -117,7 +117,7 @@ def test_files_that_are_no_such_data_set_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"columns body; .* a column 'text'"):
         documents_of(parquet(tmp_path / "other.parquet", ["a", "b"], field="body"))
     (tmp_path / "broken.parquet").write_text("no Parquet")
-    with pytest.raises(UserError, match=r"broken.parquet cannot be read as Parquet"):
+    with pytest.raises(UserError, match=r"broken.parquet is not a Parquet file"):
         documents_of(tmp_path / "broken.parquet")
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match=r"a.txt is not a .parquet file"):
@@ -125,3 +125,12 @@ def test_files_that_are_no_such_data_set_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="matches no file"):
         documents_of(tmp_path / "empty")
+
+
+def test_a_damaged_shard_is_named_with_its_row(shards: list[Path]) -> None:
+    column = pyarrow.parquet.read_metadata(shards[1]).row_group(0).column(0)
+    raw = bytearray(shards[1].read_bytes())
+    raw[column.data_page_offset] ^= 0xFF
+    shards[1].write_bytes(raw)
+    with pytest.raises(UserError, match=r"train-1.parquet is damaged between row 0 and"):
+        documents_of(*shards)

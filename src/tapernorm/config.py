@@ -1,9 +1,9 @@
 """The one description of a run, that config/*.yaml and the JSON schema both follow."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, field_validator, model_validator
 
 from .errors import UserError
 from .gpt2_settings import MADE_HERE, ORIGINAL, Gpt2Config, Gpt2Size, Method
@@ -34,6 +34,8 @@ from .settings import (
     DecoderConfig,
     HardwareConfig,
     ModelConfig,
+    RunName,
+    Seed,
     Strict,
     TaperConfig,
     TokenizerConfig,
@@ -48,9 +50,9 @@ from .study_settings import Arm, ArmJob, Stage
 class Config(Strict):
     """One run of the whole pipeline."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # folder name under results/ and figures/
+    run: RunName  # folder name under results/ and figures/
     caption: str  # printed under every table and figure of the run: what scale this is
-    seeds: tuple[Annotated[int, Field(ge=0)], ...]
+    seeds: tuple[Seed, ...]
     data: DataConfig
     tokenizer: TokenizerConfig
     model: ModelConfig

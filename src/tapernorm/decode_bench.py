@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .arms import make_arms
 from .bench import Samples, interleave
-from .compute import has_compiler
+from .compute import has_compiler, take_threads
 from .decode import decode_step, prefill
 from .errors import UserError
 from .identity import digest
@@ -105,7 +105,7 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
     Raises:
         UserError: the model is no tapered RMSNorm model, or a folded arm computes something else.
     """
-    torch.set_num_threads(job.bench.threads)
+    take_threads(job.bench.threads, "bench.threads")
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length of the cache, inside the timing
         if job.bench.dtype == "float32":

@@ -73,6 +73,11 @@ def device_slot(
             os.environ[VISIBLE] = before
 
 
+def most_threads() -> int:
+    """The largest number of CPU threads that a job may ask for here: more would only wait, or could not start."""
+    return max(64, 8 * (os.cpu_count() or 1))
+
+
 def visible_devices(environment: Mapping[str, str]) -> list[str]:
     """The GPUs that this process may use, by UUID where the driver tells it, in the order of CUDA_VISIBLE_DEVICES.
 

@@ -156,7 +156,8 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
 def _copy_tokenizer(source: Path, folder: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.name in modelcard.TOKENIZER_FILES:
-            shutil.copyfile(path, folder / path.name)
+            copy = shutil.copytree if path.is_dir() else shutil.copyfile
+            copy(path, folder / path.name)
 
 
 def remove(folder: Path) -> None:

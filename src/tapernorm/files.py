@@ -48,6 +48,8 @@ REASONS = {
     errno.EACCES: "permission denied: choose a folder that can be written",
     errno.EEXIST: "a file is where a folder is needed: choose another folder",
     errno.ENOTDIR: "a file is where a folder is needed: choose another folder",
+    errno.ENAMETOOLONG: "a name in it is too long: shorten it",
+    errno.ELOOP: "its links lead round in a circle: name the file itself",
     errno.EISDIR: "a folder is where a file is needed: choose another path",
 }
 
@@ -107,18 +109,45 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
+    """The content of a JSON file. An object that lacks a key raises UserError when the key is looked up.
 
     Raises:
-        UserError: it is not JSON, or not UTF-8.
+        UserError: the file is damaged; the message names it. A file that is missing raises FileNotFoundError.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        reason = f"nested too deeply ({error})" if isinstance(error, RecursionError) else str(error)
+        return parse_json(path.read_text(encoding="utf-8"), lambda pairs: _Object(pairs, path))
+    except ValueError as error:
         raise UserError(
-            f"{path} is damaged, it is not JSON: {reason}. Put back a copy, or delete it and run the job that wrote it"
+            f"{path} is damaged (it is not JSON: {error}): put back a copy, or delete it and run the job that wrote it "
+            "again"
         ) from None
+
+
+def parse_json(text: str, make_object: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parse JSON text.
+
+    Raises:
+        ValueError: the text is not JSON, is nested too deeply, or holds an integer of too many digits.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=make_object)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # Python's limit on the digits of an integer
+        raise ValueError("it holds an integer of too many digits") from None
+
+
+class _Object(dict[str, Any]):
+    """An object of a JSON file; a missing key is the file's fault."""
+
+    def __init__(self, pairs: list[tuple[str, Any]], path: Path) -> None:
+        super().__init__(pairs)
+        self._path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise UserError(f"{self._path} holds no {key!r}: it is damaged or of another kind; run its job again")
 
 
 def sha256_of(path: Path) -> str:

@@ -21,10 +21,11 @@ from .data.textfiles import documents_of, find_files
 from .errors import UserError
 from .models.llama import parameter_count
 from .names import of_blocks, patterns
-from .owntext import data_config
 from .pretrained import load_pretrained
-from .request import Request, hardware_of, job_of
+from .request import Request, hardware_of, has_weights, job_of
+from .settings import OWN_SPLIT
 from .spread import FIRST_LIMIT, TAIL_LIMIT, ScaleSpread, measure
+from .taper_options import HELD_OUT, check
 
 _OPERATIONS = 3e11  # of one look, about: seconds on two cores
 _FEWEST, _MOST = 256, 8192  # tokens of one look
@@ -34,8 +35,11 @@ _LEAST = 2  # rows
 _BATCH = 8  # rows per forward pass
 _NAMED = 3  # tokens
 _LARGEST = 3e9  # parameters: what is larger takes minutes to load, and more memory than one may mean to spend
-_FROM_THE_HUB = ("tinystories", "openwebtext")
 _CHARACTERS = 16  # of a document, per token wanted: more than any tokenizer joins on average
+
+
+class NoLook(UserError):
+    """The scales cannot be measured yet, or not quickly; nothing is wrong with the request."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,13 @@ def look_ahead(request: Request, base: Path, outlined: nn.Module) -> Look:
         outlined: the model without weights.
 
     Raises:
-        UserError: weights, tokenizer or text are not here, or the model is too large for a look.
+        NoLook: weights or text are not here yet, the model is too large for a look, or the text too short for one.
+        UserError: weights, tokenizer or text cannot be read.
     """
-    if not (base.is_file() or any(base.glob("*.safetensors"))):
-        raise UserError("the weights are not here yet")
+    if not has_weights(base):
+        raise NoLook("the weights are not here yet")
     if (size := parameter_count(outlined)) > _LARGEST:
-        raise UserError(f"{size:,} parameters are too many for a quick look, which takes up to {_LARGEST:,.0f}")
+        raise NoLook(f"{size:,} parameters are too many for a quick look, which takes up to {_LARGEST:,.0f}")
     hardware = hardware_of(request, outlined)
     device = take_device(hardware.device, hardware.threads)
     with tempfile.TemporaryDirectory() as name:
@@ -140,16 +145,15 @@ def _rows(request: Request, outlined: nn.Module, coder: Coder) -> Tensor:
             break
     few = min(few, len(ids) // length)
     if few < _LEAST:
-        raise UserError(f"the text has {len(ids)} tokens, and {_LEAST} rows of {length} are the least")
+        raise NoLook(f"the text has {len(ids)} tokens, and {_LEAST} rows of {length} are the least")
     return torch.tensor(ids[: few * length]).view(few, length)
 
 
 def _documents(request: Request) -> Iterator[str]:
     """The texts in the order given, as far as they lie here."""
-    for text in request.data:
-        data = data_config(text, request.field, request.valid_fraction)
-        if data.source in _FROM_THE_HUB:
-            raise UserError(f"the text {text!r} would have to be downloaded first")
+    for data in check(request).corpora[HELD_OUT]:
+        if data.source in OWN_SPLIT:
+            raise NoLook(f"the text {data.source!r} would have to be downloaded first")
         if data.source == "text":  # open_source would hash the files, whatever their size
             for file in find_files(data.files):
                 yield from documents_of(file, request.field)

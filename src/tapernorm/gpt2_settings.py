@@ -5,7 +5,21 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .fakeschedule import FakeSchedule, removal_steps
-from .settings import DataConfig, PositiveInt, Rate, Strict, TokenizerConfig, TrainConfig, distinct
+from .settings import (
+    NAME_LENGTH,
+    AtLeastTwo,
+    Count,
+    DataConfig,
+    Label,
+    PositiveInt,
+    Rate,
+    Seed,
+    Strict,
+    Text,
+    TokenizerConfig,
+    TrainConfig,
+    distinct,
+)
 
 Method = Literal["vanilla", "fakeln", "internal_aux", "all_aux"]
 METHODS: tuple[Method, ...] = ("vanilla", "fakeln", "internal_aux", "all_aux")
@@ -21,8 +35,7 @@ METHOD_LABELS: dict[str, str] = {
     "published_fakeln": "FakeLN, published weights",
 }
 TEXTS = ("base", "train")  # what base models and tokenizer, and what fine-tunes, are trained on
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-Rows = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=NAME_LENGTH)]
 
 
 class Gpt2Shape(Strict):
@@ -45,7 +58,7 @@ class FreshBase(Strict):
     """A base model of our own making."""
 
     shape: Gpt2Shape
-    steps: Annotated[int, Field(ge=2)]  # optimizer steps
+    steps: AtLeastTwo  # optimizer steps
     train: TrainConfig
 
 
@@ -83,19 +96,19 @@ class PublishedModel(Strict):
     """A checkpoint that others published, evaluated beside ours."""
 
     method: Literal["vanilla", "fakeln"]
-    source: str  # hub name, or folder
+    source: Text  # hub name, or folder
 
 
 class Gpt2Size(Strict):
     """One size: its base model and the hyper-parameters of its fine-tunes."""
 
     name: Name
-    source: str | None  # hub name or folder of the base model; null: made here, as `fresh` says
+    source: Text | None  # hub name or folder of the base model; null: made here, as `fresh` says
     fresh: FreshBase | None
-    steps: Annotated[int, Field(ge=2)]  # optimizer steps
+    steps: AtLeastTwo  # optimizer steps
     lr: Annotated[float, Field(gt=0)]  # peak
     min_lr: Annotated[float, Field(ge=0)]
-    warmup_steps: Annotated[int, Field(ge=0)]
+    warmup_steps: Count
     decay_steps: PositiveInt  # where the cosine reaches min_lr; may lie after the last step
     batch: PositiveInt  # blocks per optimizer step
     micro_batch: PositiveInt  # blocks per forward pass; part of FakeLN's auxiliary loss, else only of dropout's draw
@@ -142,30 +155,30 @@ class FinetuneConfig(Strict):
     precision: Literal["float32", "bf16"]  # bf16: autocast, weights stay float32
     ema_rate: Rate  # m of calibration and scale target
     log_every: PositiveInt  # steps
-    eval_every: Annotated[int, Field(ge=0)]  # steps; 0: at the end only
+    eval_every: Count  # steps; 0: at the end only
 
 
 class HubRows(Strict):
     """Tokenized rows on the hub, as long as a block."""
 
-    name: str  # of a data set, or a folder of Parquet files, all of which are read
-    revision: str | None  # null: the newest; of a folder: null
-    split: str  # of a data set
-    field: str  # column that holds the token ids
+    name: Text  # of a data set, or a folder of Parquet files, all of which are read
+    revision: Text | None  # null: the newest; of a folder: null
+    split: Text  # of a data set
+    field: Text  # column that holds the token ids
 
 
 class EvalCorpus(Strict):
     """A column of Table 3."""
 
     name: Name
-    label: str
+    label: Label
     kind: Literal["held_out", "text", "rows", "filtered"]
     text: tuple[DataConfig, ...]  # text: what is scored; valid_fraction 1
     rows: HubRows | None  # rows
     of: Name | None  # filtered: rows of this corpus whose every token ...
     seen: Literal["base", "train"] | None  # ... this text's training split holds somewhere
-    seen_rows: Rows | None  # filtered: compare with so many rows drawn from that split; null: with all of it
-    max_rows: Rows | None  # score so many rows: a draw of all, or of `rows` the first; null: all
+    seen_rows: PositiveInt | None  # filtered: compare with so many rows drawn from that split; null: with all of it
+    max_rows: PositiveInt | None  # score so many rows: a draw of all, or of `rows` the first; null: all
     column: Literal["owt", "pile", "pile_filtered"]  # which published column it stands beside
 
     @model_validator(mode="after")
@@ -195,12 +208,12 @@ class EvalCorpus(Strict):
 class Gpt2Config(Strict):
     """The GPT-2 track: Table 3."""
 
-    seeds: tuple[Annotated[int, Field(ge=0)], ...]
+    seeds: tuple[Seed, ...]
     methods: tuple[Method, ...]
-    context: Annotated[int, Field(ge=2)]  # tokens of a block
+    context: AtLeastTwo  # tokens of a block
     block_documents: PositiveInt | None  # documents that are cut into blocks together, their rest dropped; null: all
     tokenizer: TokenizerConfig | None  # trained on the base text; null: GPT-2's own
-    bpe: str | None  # hub name or folder of GPT-2's own tokenizer; null: one is trained
+    bpe: Text | None  # hub name or folder of GPT-2's own tokenizer; null: one is trained
     base_text: tuple[DataConfig, ...]  # what base models and tokenizer are trained on; empty: they come from elsewhere
     text: tuple[DataConfig, ...]  # fine-tuning text
     train: FinetuneConfig

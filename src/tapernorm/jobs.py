@@ -16,26 +16,26 @@ from .gpt2_settings import (
     HubRows,
     Method,
     Name,
-    Rows,
     TaperWindow,
 )
 from .settings import (
     Assumption,
+    AtLeastTwo,
     BenchConfig,
+    Count,
     DataConfig,
     DecoderConfig,
     ModelConfig,
     PositiveInt,
+    Seed,
     Strict,
     TaperConfig,
+    Text,
     TokenizerConfig,
     TrainConfig,
     Variant,
     WidthConfig,
 )
-
-Seed = Annotated[int, Field(ge=0)]
-Steps = Annotated[int, Field(ge=2)]
 
 
 class CorpusJob(Strict):
@@ -53,7 +53,7 @@ class TokenizerJob(Strict):
 class TokensJob(Strict):
     """What defines token streams, corpus and tokenizer apart: they must hold at least one window."""
 
-    context: Annotated[int, Field(ge=2)]
+    context: AtLeastTwo
 
 
 class BenchJob(Strict):
@@ -98,7 +98,7 @@ class PretrainJob(Strict):
 
     variant: Variant
     seed: Seed
-    steps: Steps
+    steps: AtLeastTwo
     model: DecoderConfig
     train: TrainConfig
     taper: TaperConfig | None  # None for the Baseline, which must not depend on it
@@ -117,38 +117,38 @@ class PretrainJob(Strict):
 class BpeJob(Strict):
     """What defines a tokenizer that is taken as published."""
 
-    source: str  # hub name or folder
+    source: Text  # hub name or folder
 
 
 class BlocksJob(Strict):
     """What defines blocks of tokens, corpus and tokenizer apart."""
 
-    context: Annotated[int, Field(ge=2)]  # tokens of a block
+    context: AtLeastTwo  # tokens of a block
     block_documents: PositiveInt | None  # documents cut together, their rest dropped; null: the whole split
-    max_rows: Rows | None  # of the validation split; null: all
+    max_rows: PositiveInt | None  # of the validation split; null: all
 
 
 class HubRowsJob(Strict):
     """What defines rows that come tokenized from the hub."""
 
     rows: HubRows
-    context: Annotated[int, Field(ge=2)]
-    max_rows: Rows | None
+    context: AtLeastTwo
+    max_rows: PositiveInt | None
 
 
 class FilterJob(Strict):
     """What defines a filtered corpus, the rows that it filters and the text that it compares with apart."""
 
-    seen_rows: Rows | None  # compare with so many rows drawn from that text; null: with all
+    seen_rows: PositiveInt | None  # compare with so many rows drawn from that text; null: with all
 
 
 class BaseJob(Strict):
     """What defines a GPT-2 to start from: a published one, or one trained here."""
 
     size: Name
-    source: str | None  # hub name or folder
+    source: Text | None  # hub name or folder
     fresh: FreshBase | None
-    context: Annotated[int, Field(ge=2)]
+    context: AtLeastTwo
     seed: Seed
 
     @model_validator(mode="after")
@@ -164,11 +164,11 @@ class FinetuneJob(Strict):
     method: Method
     size: Name
     seed: Seed
-    context: Annotated[int, Field(ge=2)]
-    steps: Steps
+    context: AtLeastTwo
+    steps: AtLeastTwo
     lr: Annotated[float, Field(gt=0)]  # peak
     min_lr: Annotated[float, Field(ge=0)]
-    warmup_steps: Annotated[int, Field(ge=0)]
+    warmup_steps: Count
     decay_steps: PositiveInt
     batch: PositiveInt  # blocks per optimizer step
     train: FinetuneConfig

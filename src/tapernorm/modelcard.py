@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates",  # a folder
 )
 _LOAD = {
     "stock": """\
@@ -64,6 +66,7 @@ class Story:
         scores: corpus -> "before" and "after" -> statistics of `rowscore`, with `bits_per_byte`.
         settings: exactly the settings of the run.
         commit: of the code that trained it.
+        seen: corpus -> how many `documents` of its `of` distinct ones were trained on; only where some were.
     """
 
     base: str
@@ -74,6 +77,7 @@ class Story:
     scores: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, Any]
     commit: str | None
+    seen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def render(form: str, exported: nn.Module, dtype: torch.dtype, story: Story | None) -> str:
@@ -115,7 +119,7 @@ def _rest(story: Story | None) -> Iterator[str]:
     if story is None:
         yield "Nothing is recorded here of its training and its losses."
         return
-    yield from _losses(story.scores)
+    yield from _losses(story.scores, story.seen)
     yield "## How it was made"
     yield ""
     yield f"- base: {story.base}{f' at {story.base_commit}' if story.base_commit else ''}"
@@ -127,7 +131,7 @@ def _rest(story: Story | None) -> Iterator[str]:
     yield "    " + json.dumps(story.settings, ensure_ascii=False)
 
 
-def _losses(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _losses(scores: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     yield "## What it lost"
     yield ""
     if not scores:
@@ -144,6 +148,10 @@ def _losses(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             shown = " | ".join("not finite" if value is None else f"{value:.4f}" for value in values)
             yield f"| {corpus} | {form} | {shown} | {statistics['rows']['nonfinite']} |"
     yield ""
+    for corpus in (corpus for corpus in scores if corpus in seen):
+        documents, count = seen[corpus]["documents"], seen[corpus]["of"]
+        yield f"**{corpus} was seen in training: {documents} of its {count} documents.** It is no held-out text."
+        yield ""
 
 
 def _listed(names: list[str]) -> str:

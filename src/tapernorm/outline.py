@@ -1,20 +1,22 @@
 """What the recipe would do with a model: its norms, what each folds into, and the settings."""
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from torch import nn
 
-from .arch import architecture_of
-from .baseconfig import UnusableWeights
-from .errors import UserError
-from .foresight import Look, look_ahead
+from .arch import architecture_of, vocabulary_of
+from .data.coders import open_tokenizer
+from .data.hubtokenizer import save_hub_tokenizer
+from .foresight import Look, NoLook, look_ahead
 from .jobs import FinetuneJob
 from .models.llama import parameter_count
 from .names import beginning, in_braces
 from .norms import is_norm
-from .pretrained import find, skeleton
-from .request import Request, form_of, hardware_of, job_of, tapered_of
+from .owntext import look_through
+from .request import Request, resolve, tapered_of
 from .spread import ScaleSpread
 from .stock import why_not_stock
 
@@ -27,19 +29,19 @@ def outline(request: Request) -> str:
     Where weights and text are at hand, also the scales of a few rows at each norm, and where a constant is no match.
 
     Raises:
-        UserError: there is no such model, or it is not known here.
+        UserError: `taper_model` would refuse the request.
     """
-    base = find(request.model, weights=False)
-    model = skeleton(base)
-    job, hardware = job_of(request, model), hardware_of(request, model)
+    found = resolve(request, weights=False)
+    model, job, hardware = found.outlined, found.job, found.hardware
     tapered = tapered_of(request, model)
     reason = why_not_stock(model, set(tapered))
+    with tempfile.TemporaryDirectory() as name:
+        save_hub_tokenizer(found.base, Path(name), vocab_size=vocabulary_of(model))
+        notes = look_through(request, open_tokenizer(Path(name)), job.context)
     try:
-        look = look_ahead(request, base, model)
+        look = look_ahead(request, found.base, model)
         spreads, told, warnings = look.spreads, _legend(look), look.warnings(tapered, level_weight=request.level_weight)
-    except UnusableWeights:  # the run would stop there too
-        raise
-    except UserError as error:
+    except NoLook as error:
         spreads, told, warnings = {}, [f"scales not measured: {error}"], []
     level = f"; level loss {request.level_weight:g}" if request.level_weight else ""
     header = ("norm", "parameters", "becomes", *(_MEASURED if spreads else ()), "folds into")
@@ -55,7 +57,8 @@ def outline(request: Request) -> str:
             f"peak learning rate {job.lr:g}; scale loss {job.aux_weight:g}{level}; {_gate(job)}",
             "export: none"
             if request.keep_norms
-            else f"export: {form_of(request, model)}" + (f"; no stock form: {reason}" if reason else ""),
+            else f"export: {found.form}" + (f"; no stock form: {reason}" if reason else ""),
+            *(["", *notes] if notes else []),
             *(["", *warnings] if warnings else []),
         ]
     )

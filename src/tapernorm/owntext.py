@@ -1,28 +1,32 @@
-"""Text of one's own as blocks of a model's own tokens, made once and kept."""
+"""Text of one's own as blocks of a model's own tokens: made once and kept, or only looked through."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
 from .arch import vocabulary_of
-from .configfile import parse
-from .data.blocks import Blocks, write_blocks
-from .data.corpora import build_corpus
+from .data.blocks import Blocks, require_a_row, write_blocks
+from .data.coders import Coder
+from .data.corpora import Reading, Split, build_corpus, read_documents, told_of
 from .data.hubtokenizer import save_hub_tokenizer
 from .data.manifest import read_manifest
+from .data.passages import identity_of
 from .data.sources import open_source
-from .errors import UserError
+from .errors import settings_named
 from .files import read_json, write_json
 from .identity import digest
 from .jobs import BlocksJob, CorpusJob
-from .request import Request
 from .settings import OWN_SPLIT, DataConfig
+from .taper_options import HELD_OUT, Request, check, words_of
 
-NAMED = tuple(name for name in get_args(DataConfig.model_fields["source"].annotation) if name != "text")
-HELD_OUT = "held-out"  # the part of the training text that no step sees
+Seen = dict[str, dict[str, int]]  # scored text -> how many `documents` of its `of` distinct ones are training text
+_SEEN = "seen.json"
 _VALID_ROWS = 1000  # scored, at most
+_READ = 1 << 28  # characters that are read of a text that is looked through, where there are so many
+_PREFIX = 32  # characters of a document, per token that a row still lacks, that are encoded
 
 
 def prepare(request: Request, base: Path, model: nn.Module, context: int) -> dict[tuple[str, str], Blocks]:
@@ -33,30 +37,111 @@ def prepare(request: Request, base: Path, model: nn.Module, context: int) -> dic
     """
     tokenizer = request.out / "tokenizer"
     save_hub_tokenizer(base, tokenizer, vocab_size=vocabulary_of(model))
-    trained = tuple(data_config(d, request.field, request.valid_fraction) for d in request.data)
-    texts = {HELD_OUT: trained} | {name: (data_config(d, request.field, 1.0),) for name, d in request.scored}
-    if len(texts) != 1 + len(request.scored):
-        raise UserError(f"--score: names must differ from each other and from {HELD_OUT!r}")
     blocks = {}
-    for name, data in texts.items():
-        folder = _blocks_of(request.out / "data" / name, data, tokenizer, context)
-        for split in ("train", "valid") if name == HELD_OUT else ("valid",):
+    for name, data in check(request).corpora.items():
+        with settings_named(words_of(name)):
+            folder = _blocks_of(request.out / "data" / name, data, tokenizer, context)
+        for split in _splits_of(name):
             blocks[name, split] = Blocks.open(folder, split)
+    for line in overlaps(_compared(request), request):
+        print(line, file=sys.stderr)
     return blocks
 
 
-def data_config(text: str, field: str, valid_fraction: float) -> DataConfig:
-    """The text that a name of `NAMED`, a file or a glob stands for."""
-    named = text in NAMED
-    raw = {
-        "source": text if named else "text",
-        "files": [] if named else [text],
-        "field": None if named else field,
-        "part": None,
-        "valid_fraction": None if text in OWN_SPLIT else valid_fraction,
-        "max_train_documents": None,
-    }
-    return parse(DataConfig, raw, f"the text {text!r}")
+def look_through(request: Request, coder: Coder, context: int) -> list[str]:
+    """Read the texts as `prepare` does, and write nothing; what there is to tell of them.
+
+    Of a long text only as much is read as gives every split a row, and at least `_READ` characters.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    corpora, told = check(request).corpora, []
+    scored: dict[str, set[bytes]] = {name: set() for name in corpora if name != HELD_OUT}
+    trained: set[bytes] = set()
+    for name in (*scored, HELD_OUT):
+        if hub := [data.source for data in corpora[name] if data.source in OWN_SPLIT]:
+            told.append(f"not looked through: {', '.join(hub)} would have to be downloaded first")
+            continue
+        with settings_named(words_of(name)):
+            reading = Reading(CorpusJob(data=corpora[name]))
+            seen = scored.get(name, set()), trained  # of the training text, only what is trained on counts
+            counts: dict[Split, dict[str, int]] = {
+                split: _look(reading, split, coder, context, seen[split == "train"]) for split in _splits_of(name)
+            }
+            reading.refuse_empty({split: count["documents"] for split, count in counts.items()})
+            for split, count in counts.items():
+                require_a_row(split, count["tokens"], context)
+        if (passages := reading.passages) is not None:
+            trained.update(map(bytes.fromhex, passages["sha256"]))
+            told.append(told_of(counts, passages))
+    return [*told, *overlaps(_shared(scored, trained), request)]
+
+
+def overlaps(seen: Seen, request: Request) -> list[str]:
+    """A line for each scored text that is training text too."""
+    texts = dict(request.scored)
+    return [
+        f"--score {name}={texts[name]} is seen in training: {count['documents']} of its {count['of']} documents are in "
+        f"--data {' '.join(request.data)} as well"
+        for name, count in seen.items()
+    ]
+
+
+def seen_in_training(run: Path) -> Seen:
+    """What of the scored texts of a run is training text."""
+    path = run / "data" / _SEEN
+    return read_json(path)["seen"] if path.is_file() else {}
+
+
+def _splits_of(name: str) -> tuple[Split, ...]:
+    return ("valid", "train") if name == HELD_OUT else ("valid",)
+
+
+def _look(reading: Reading, split: Split, coder: Coder, context: int, seen: set[bytes]) -> dict[str, int]:
+    """Documents, bytes and tokens of one split, tokens up to `context`; identities of its documents go into `seen`."""
+    counts = {"documents": 0, "bytes": 0, "tokens": 0}
+    read = 0
+    for _, text in reading.documents(split):
+        seen.add(identity_of(text))
+        lacking = context - counts["tokens"]
+        if lacking > 0:
+            ids = coder.encode(text[: lacking * _PREFIX])
+            if len(ids) + 1 < lacking < len(text):
+                ids = coder.encode(text)
+            counts["tokens"] += len(ids) + 1
+        counts["documents"] += 1
+        counts["bytes"] += len(text.encode("utf-8"))
+        read += len(text)
+        if lacking <= 0 and read > _READ:
+            break
+    return counts
+
+
+def _compared(request: Request) -> Seen:
+    """What of the scored texts is training text, from the corpora under `out`/data; kept beside them."""
+    folder, names = request.out / "data", [name for name, _ in request.scored]
+    manifests = {name: read_manifest(folder / name / "corpus", "corpus") for name in (HELD_OUT, *names)}
+    identity = digest({name: manifest["splits"] for name, manifest in manifests.items()})
+    path = folder / _SEEN
+    if path.is_file() and (known := read_json(path)).get("identity") == identity:
+        return known["seen"]
+    scored = {name: set(map(identity_of, read_documents(folder / name / "corpus/valid.jsonl"))) for name in names}
+    trained = set().union(*scored.values()).intersection(_trained(folder, manifests[HELD_OUT])) if names else set()
+    seen = _shared(scored, trained)
+    write_json(path, {"identity": identity, "seen": seen})
+    return seen
+
+
+def _trained(folder: Path, manifest: Mapping[str, Any]) -> Iterator[bytes]:
+    """Identities of the documents that are trained on, in whole or in passages."""
+    yield from map(bytes.fromhex, manifest.get("passages", {}).get("sha256", []))
+    yield from map(identity_of, read_documents(folder / HELD_OUT / "corpus/train.jsonl"))
+
+
+def _shared(scored: Mapping[str, Collection[bytes]], trained: set[bytes]) -> Seen:
+    counts = {name: {"documents": len(trained.intersection(ids)), "of": len(ids)} for name, ids in scored.items()}
+    return {name: count for name, count in counts.items() if count["documents"]}
 
 
 def _blocks_of(folder: Path, data: tuple[DataConfig, ...], tokenizer: Path, context: int) -> Path:

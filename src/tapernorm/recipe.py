@@ -33,10 +33,10 @@ from .models.store import load
 from .models.store import save as save_run
 from .norms import TaperNorm
 from .optimisation import Optimisation
-from .owntext import HELD_OUT, prepare
-from .pretrained import commit_of, find, licence_of, load_pretrained, model_digest, skeleton
+from .owntext import prepare, seen_in_training
+from .pretrained import commit_of, licence_of, load_pretrained, model_digest
 from .provenance import code_commit, provenance
-from .request import Request, form_of, hardware_of, job_of
+from .request import Request, resolve
 from .rowscore import score_rows
 from .runlock import run_lock
 from .schedule import GateSchedule
@@ -44,6 +44,7 @@ from .scoring import target_bytes
 from .selfcheck import FILE
 from .settings import HardwareConfig
 from .taper import Taper, attach
+from .taper_options import HELD_OUT
 from .train import Plan, Trainer
 from .training_run import data_hashes, fingerprint_of, run_training
 
@@ -59,10 +60,8 @@ def taper_model(request: Request) -> dict[str, Any]:
     Raises:
         UserError: the model, the text or the folder cannot be used, or the run diverged; the message holds the remedy.
     """
-    base = find(request.model)
-    outlined = skeleton(base)
-    job, hardware = job_of(request, outlined), hardware_of(request, outlined)
-    form = form_of(request, outlined)  # refused, if at all, before any work
+    found = resolve(request)
+    base, outlined, job, hardware, form = found.base, found.outlined, found.job, found.hardware, found.form
     device = take_device(hardware.device, hardware.threads)
     with run_lock(request.out / "data"):
         blocks = prepare(request, base, outlined, job.context)
@@ -239,6 +238,7 @@ def _story(run: Path) -> Story | None:
         data=base["data"],
         steps=result.get("steps", result["job"]["steps"]),
         scores=_scores_of(run),
+        seen=seen_in_training(run),
         settings=result["job"],
         commit=result["provenance"]["commit"],
     )

@@ -1,10 +1,10 @@
-"""What a user asks of the recipe for a model of one's own, and the settings that follow from the model's size."""
+"""A request to taper a model of one's own beside that model: the settings that follow from the model's size."""
 
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from torch import nn
 
@@ -15,37 +15,13 @@ from .export import FORMS, Form
 from .gpt2_settings import FinetuneConfig, Method, TaperWindow
 from .jobs import FinetuneJob, OwnJob
 from .models.llama import parameter_count
+from .pretrained import find, skeleton
 from .settings import HardwareConfig
 from .stock import why_not_stock
+from .taper_options import Request, Texts, check, require_output
 
 _CONTEXT = 1024  # tokens of a row, at most
 _MICRO_TOKENS = 8192  # per forward pass
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a user asks for; None is a default by the model's size."""
-
-    model: str  # folder or hub name
-    data: tuple[str, ...]  # files, globs, or names of `NAMED`
-    steps: int
-    out: Path
-    final: bool = False  # taper the final norm too
-    sites: tuple[str, ...] | None = None  # patterns of the internal norms to taper; None: all
-    level_weight: float = 0.0  # of the loss that levels the scales at every tapered norm
-    keep_norms: bool = False  # a control: the same training with every norm kept
-    field: str = "text"  # of a JSON line or Parquet row
-    valid_fraction: float = 0.05  # of documents, held out by their hash
-    scored: tuple[tuple[str, str], ...] = ()  # (name, data): texts that are only scored
-    lr: float | None = None
-    batch: int | None = None  # rows per optimizer step
-    context: int | None = None  # tokens of a row
-    micro_batch: int | None = None  # rows per forward pass
-    seed: int = 1
-    form: Form | None = None
-    precision: Literal["float32", "bf16"] | None = None  # bf16: autocast, weights stay float32
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +42,45 @@ _SCALES = (
 )
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """All that is known of a request before a weight is read."""
+
+    base: Path  # folder or GGUF file of the model
+    outlined: nn.Module  # without storage for its weights
+    job: FinetuneJob
+    hardware: HardwareConfig
+    form: Form
+    texts: Texts
+
+
+def resolve(request: Request, *, weights: bool = True) -> Resolved:
+    """Check a request and the model that it names.
+
+    Args:
+        weights: bring the weights of a model of the hub.
+
+    Raises:
+        UserError: as `check`; there is no such model, or it cannot be tapered, exported or run as asked; or the output
+            folder is no place for a run.
+    """
+    texts = check(request)
+    base = find(request.model, weights=False)
+    outlined = skeleton(base)
+    job, hardware, form = job_of(request, outlined), hardware_of(request, outlined), form_of(request, outlined)
+    require_output(request.out)
+    if base == Path(request.model).expanduser() and not has_weights(base):
+        raise UserError(f"{base} holds no weights (*.safetensors): fetch or save them there")
+    for text in texts.repeated:
+        print(f"{text} is given more than once: it counts once", file=sys.stderr)
+    return Resolved(find(request.model) if weights else base, outlined, job, hardware, form, texts)
+
+
+def has_weights(base: Path) -> bool:
+    """Whether the weights of a model lie beside its config, or in its file."""
+    return base.is_file() or any(base.glob("*.safetensors"))
+
+
 def job_of(request: Request, model: nn.Module) -> FinetuneJob:
     """Exactly the settings that define the run's numbers, text and base model apart."""
     scale = next(scale for scale in _SCALES if parameter_count(model) <= scale.parameters)
@@ -74,7 +89,6 @@ def job_of(request: Request, model: nn.Module) -> FinetuneJob:
         raise UserError(f"--context {context} exceeds the model's {context_of(model)}: take that or less")
     lr = request.lr or scale.lr
     steps = request.steps
-    _require_whole_control(request)
     job = FinetuneJob(
         method=method_of(request),
         size="own",
@@ -116,15 +130,6 @@ def method_of(request: Request) -> Method:
     if request.keep_norms:
         return "vanilla"
     return "all_aux" if request.final else "internal_aux"
-
-
-def _require_whole_control(request: Request) -> None:
-    """Raise UserError where a control is asked to taper."""
-    options = ("final", "sites", "level", "form")
-    asked = (request.final, request.sites, request.level_weight, request.form)
-    given = [f"--{option}" for option, value in zip(options, asked, strict=True) if value]
-    if request.keep_norms and given:
-        raise UserError(f"--keep-norms tapers and exports nothing, and {', '.join(given)} ask for that: leave them out")
 
 
 def tapered_of(request: Request, model: nn.Module) -> list[str]:

@@ -1,13 +1,13 @@
 """Table S3: which finished models are tried on what besides text of their own kind, and the jobs that this takes."""
 
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from .gpt2_settings import Name
-from .jobs import BlocksJob, CorpusJob, Seed
-from .settings import DataConfig, PositiveInt, Strict, distinct
+from .jobs import BlocksJob, CorpusJob
+from .settings import AtLeastTwo, DataConfig, Label, PositiveInt, Seed, Strict, distinct
 from .study_settings import StageName
 
 BASELINE = "baseline"  # the model that the others of its width and seed are compared with
@@ -19,7 +19,7 @@ class OddText(Strict):
     """A text of another kind than the one that was trained on; its validation split is scored."""
 
     name: Name  # folder name
-    label: str  # in tables
+    label: Label  # in tables
     data: tuple[DataConfig, ...]
 
 
@@ -29,7 +29,7 @@ class OddInputs(Strict):
     seed: Seed  # draws rows and tokens, the same for every model
     max_rows: PositiveInt  # of each kind, drawn where there are more
     rare_tokens: PositiveInt  # repeated are the rarest so many of those that the training text has
-    repeat: Annotated[int, Field(ge=2)]  # times in a row that such a token stands
+    repeat: AtLeastTwo  # times in a row that such a token stands
     lengths: tuple[PositiveInt, ...]  # tokens, beyond the training context, ascending
     position_bin: PositiveInt  # positions that a point of the figure averages over
     texts: tuple[OddText, ...]
@@ -79,7 +79,7 @@ class RobustnessJob(Strict):
     d_model: PositiveInt
     seed: Seed
     models: dict[str, str]  # name -> label; they are compared with the one named baseline
-    context: Annotated[int, Field(ge=2)]  # tokens that the models were trained on
+    context: AtLeastTwo  # tokens that the models were trained on
     robustness: OddInputs
 
     @model_validator(mode="after")

@@ -1,10 +1,11 @@
 """The sections of a config: strict, frozen models, a line per setting with its unit and source."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 Variant = Literal["baseline", "internal", "internal_aux", "all", "all_aux"]
 VARIANTS: tuple[Variant, ...] = ("baseline", "internal", "internal_aux", "all", "all_aux")
@@ -18,25 +19,59 @@ VARIANT_LABELS: dict[str, str] = {
 
 OWN_SPLIT = ("tinystories", "openwebtext")  # sources that come divided into training and validation text
 
+_LARGEST = 2**31 - 1  # of a count: what any index and any table holds
 Beta = Annotated[float, Field(ge=0, lt=1)]
-PositiveInt = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST)]
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+AtLeastTwo = Annotated[int, Field(ge=2, le=_LARGEST)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # a generator's seed has 64 bits
+Text = Annotated[str, Field(min_length=1)]  # a path, a hub name, a field
+Label = Annotated[str, Field(pattern=r"^[^\r\n]*\S[^\r\n]*$", max_length=200)]  # a cell of a table: one line, not empty
+NAME_LENGTH = 64  # characters of a name that names folders and files
+NAME = re.compile(r"\w[\w-]*")  # of such a name that is an option of the command line
+RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=NAME_LENGTH)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Items = TypeVar("Items", bound=Sequence[Any])
 
 
 class Strict(BaseModel):
-    """Base of every model here: frozen, and an unknown key is an error."""
+    """Base of every model here: frozen; an unknown key is an error, and so is a truth value in place of a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _is_not_converted(cls, given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        value = validate(given)
+        _require_one_kind(given, value)
+        return value
+
+
+def _require_one_kind(given: Any, value: Any) -> None:
+    """Raise ValueError where a truth value became a number, or a number or text a truth value, or text an integer.
+
+    Text may stand for a number that is no integer: YAML 1.1 reads 1e-3 as text.
+    """
+    if isinstance(given, list | tuple):
+        for one, made in zip(given, value, strict=False):
+            _require_one_kind(one, made)
+    elif isinstance(given, dict) and isinstance(value, dict):
+        for one, made in zip(given.values(), value.values(), strict=False):
+            _require_one_kind(one, made)
+    elif isinstance(given, bool) != isinstance(value, bool):
+        wanted = "true or false" if isinstance(value, bool) else "a number"
+        raise ValueError(f"{given!r} is not {wanted}")
+    elif isinstance(given, str) and isinstance(value, int):
+        raise ValueError(f"{given!r} is text, and an integer is needed: write its digits without quotes")
 
 
 class DataConfig(Strict):
     """One text: where it is read from, and how it is split."""
 
     source: Literal["web", "tinystories", "openwebtext", "python_stdlib", "text"]
-    files: tuple[str, ...]  # text: paths or globs of .txt, .jsonl or .parquet files; openwebtext: Parquet files in
+    files: tuple[Text, ...]  # text: paths or globs of .txt, .jsonl or .parquet files; openwebtext: Parquet files in
     # place of the hub's; empty for other sources
-    field: str | None  # text: the key of a JSON line, the column of a Parquet file; null for other sources
+    field: Text | None  # text: the key of a JSON line, the column of a Parquet file; null for other sources
     part: Literal["first", "second"] | None  # python_stdlib: this half, by hash; null: all, or other source
     valid_fraction: Annotated[float, Field(gt=0, le=1)] | None  # of documents, by hash; null: the source's own split
     max_train_documents: PositiveInt | None  # keep the first so many of the training split; null: all
@@ -64,7 +99,7 @@ class DataConfig(Strict):
 class TokenizerConfig(Strict):
     """SentencePiece, lossless on any text."""
 
-    vocab_size: Annotated[int, Field(ge=260)]  # pieces, the 256 bytes and 2 special ids included
+    vocab_size: Annotated[int, Field(ge=260, le=_LARGEST)]  # pieces, the 256 bytes and 2 special ids included
     model_type: Literal["bpe", "unigram"]
     max_documents: PositiveInt | None  # train on this many, drawn by hash over the whole split; null: on all
     literal_u2581: Literal["refuse", "as_space"]  # U+2581 is SentencePiece's own space mark and decodes to a space
@@ -76,7 +111,7 @@ class ModelConfig(Strict):
     n_layer: PositiveInt
     n_head: PositiveInt
     n_kv_head: PositiveInt
-    context: Annotated[int, Field(ge=2)]  # tokens
+    context: AtLeastTwo  # tokens
     norm: Literal["rmsnorm", "layernorm"]
     norm_eps: Annotated[float, Field(gt=0)]
     rope_theta: Annotated[float, Field(gt=0)]
@@ -88,8 +123,8 @@ class WidthConfig(Strict):
 
     d_model: PositiveInt
     d_ff: PositiveInt  # SwiGLU hidden width
-    label: str  # how the paper names the size, or the width itself
-    steps: Annotated[int, Field(ge=2)]  # optimizer steps
+    label: Label  # how the paper names the size, or the width itself
+    steps: AtLeastTwo  # optimizer steps
     variants: tuple[Variant, ...]
 
 
@@ -105,7 +140,7 @@ class TrainConfig(Strict):
     clip_norm: Annotated[float, Field(gt=0)]  # global gradient norm
     precision: Literal["float32", "bf16"]  # bf16: autocast, weights stay float32
     log_every: PositiveInt  # steps
-    eval_every: Annotated[int, Field(ge=0)]  # steps; 0: at the end only
+    eval_every: Count  # steps; 0: at the end only
 
 
 class TaperConfig(Strict):
@@ -148,7 +183,7 @@ class BenchConfig(Strict):
     new_tokens: PositiveInt  # decoded after each prompt
     block: PositiveInt  # decode steps between two synchronisations: one sample
     rounds: PositiveInt  # samples of every arm
-    warmup: Annotated[int, Field(ge=1)]  # untimed rounds
+    warmup: PositiveInt  # untimed rounds
     threads: PositiveInt  # CPU threads of the timed code
     modes: tuple[Literal["eager", "compile", "cudagraph"], ...]
 
@@ -178,7 +213,7 @@ class DecoderConfig(Strict):
     n_head: PositiveInt
     n_kv_head: PositiveInt
     d_ff: PositiveInt
-    context: Annotated[int, Field(ge=2)]
+    context: AtLeastTwo
     norm: Literal["rmsnorm", "layernorm"]
     norm_eps: Annotated[float, Field(gt=0)]
     rope_theta: Annotated[float, Field(gt=0)]

@@ -16,10 +16,10 @@ from .files import read_json, sha256_of, write_json
 from .identity import digest
 from .models.store import load
 from .norms import TaperNorm
-from .owntext import HELD_OUT
 from .pretrained import find, load_pretrained, model_digest
 from .provenance import provenance
 from .spread import Outlier, ScaleSpread, measure
+from .taper_options import HELD_OUT
 
 SCHEMA_VERSION = 1
 KIND = "spread"

@@ -2,8 +2,8 @@
 
 from .config import Config
 from .identity import canonical_json, digest
-from .jobs import PretrainJob, Seed
-from .settings import Strict
+from .jobs import PretrainJob
+from .settings import Seed, Strict
 from .study_settings import ArmJob, Name, Stage, StageName
 
 

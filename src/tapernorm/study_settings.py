@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from .errors import UserError
 from .gpt2_settings import Name
-from .jobs import PretrainJob, Seed
-from .settings import PositiveInt, Strict, Variant, distinct
+from .jobs import PretrainJob
+from .settings import NAME_LENGTH, Label, PositiveInt, Seed, Strict, Variant, distinct
 
 RESERVED = ("S0", "S3", "S3x", "figures", "oddities", "trials", "positions")  # targets, tables and rows of no stage
 
@@ -24,7 +24,7 @@ def _free(name: str) -> str:
     return name
 
 
-StageName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$"), AfterValidator(_free)]
+StageName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=NAME_LENGTH), AfterValidator(_free)]
 SETTINGS = ("steps", "train", "taper")  # what an arm may change of its job; of the last two, any number in them
 
 
@@ -113,7 +113,7 @@ class Arm(Strict):
     """One line of a stage: a variant with changed settings, a treatment, or both."""
 
     name: Name  # folder name
-    label: str  # in tables
+    label: Label  # in tables
     variant: Variant
     set: dict[str, float] = Field(default_factory=dict)  # dotted setting of the job -> its value in this arm
     treatment: Treatment | None = None
@@ -131,7 +131,7 @@ class Stage(Strict):
     """Arms that are compared at one width, on the same seeds."""
 
     name: StageName
-    title: str  # what the stage asks, printed with its tables
+    title: Label  # what the stage asks, printed with its tables
     search: bool  # it picks a setting that another stage reports: its seeds are those of no other stage
     figure: Literal["window", "scale_target"] | None  # what it draws gaps by; window: start and end of the taper
     d_model: PositiveInt  # one of the config's widths

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Self
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, setting
 from ..files import sha256_of, whole_file, write_json
 from ..identity import digest
 from ..jobs import BlocksJob
@@ -93,8 +93,9 @@ def write_blocks(job: BlocksJob, corpus: Path, tokenizer: Path, out: Path) -> di
             with open(path, "wb") as file:
                 splits[split] = _write(read_documents(source), coder, job, DTYPES[dtype][1], file)
             refuse_changed(source, splits[split], described[split])
-            if (rows := splits[split]["rows"]) == 0:
-                raise UserError(_too_short(split, splits[split], job))
+            rows = splits[split]["rows"]
+            if rows == 0:
+                raise _too_short(split, splits[split]["tokens_dropped"], job.context, job.block_documents)
             if split == "valid" and job.max_rows is not None and job.max_rows < rows:
                 _draw(path, rows, job, dtype)
                 splits[split] |= {"rows": job.max_rows, "drawn_from": rows}
@@ -166,9 +167,18 @@ def _draw(path: Path, rows: int, job: BlocksJob, dtype: str) -> None:
     path.write_bytes(kept.numpy().tobytes())
 
 
-def _too_short(split: str, entry: dict[str, Any], job: BlocksJob) -> str:
-    return (
-        f"the {split} split has {entry['tokens_dropped']} tokens and not one row of gpt2.context {job.context} in a "
-        f"group of {job.block_documents or 'all its'} documents (gpt2.block_documents): add text, raise "
-        "data.valid_fraction if validation is the short one, or lower gpt2.context"
+def require_a_row(split: str, tokens: int, context: int) -> None:
+    """Raise UserError where a split of so many tokens has no row of `context`."""
+    if tokens < context:
+        raise _too_short(split, tokens, context, None)
+
+
+def _too_short(split: str, tokens: int, context: int, block_documents: int | None) -> UserError:
+    group = ""
+    if block_documents is not None:
+        group = f" in a group of {block_documents} documents ({setting('gpt2.block_documents')})"
+    key = setting("gpt2.context")
+    return UserError(
+        f"{setting(f'the {split} split')} has {tokens} tokens and not one row of {key} {context}{group}: add text, "
+        f"raise {setting('data.valid_fraction')} if validation is the short one, or lower {key}"
     )

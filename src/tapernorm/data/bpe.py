@@ -14,7 +14,7 @@ from ..files import sha256_of, whole_file, write_json
 from ..identity import digest
 from ..jobs import BpeJob
 from ..provenance import provenance
-from .coders import GPT2_BPE
+from .coders import GPT2_BPE, backend_of
 from .manifest import SCHEMA_VERSION, read_manifest
 from .piecetrainer import EOD
 
@@ -37,14 +37,8 @@ class BpeTokenizer:
     eod: int
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer
-
         self.manifest = read_manifest(folder, "tokenizer")
-        path = folder / _FILE
-        if not path.is_file() or sha256_of(path) != self.manifest["sha256"]:
-            raise UserError(f"{path} is missing or is not what its manifest describes; run `tapernorm bpe` again")
-        self._tokenizer = Tokenizer.from_file(str(path))
-        self._tokenizer.encode_special_tokens = True  # the literal text of a special token is text
+        self._tokenizer = backend_of(folder / _FILE, self.manifest, "run `tapernorm bpe` again")
         self.vocab_size = self._tokenizer.get_vocab_size()
         self.eod = self.manifest["eod"]
 

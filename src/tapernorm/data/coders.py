@@ -1,9 +1,11 @@
 """The interface that every kind of tokenizer has, and what opens a tokenizer folder of any kind."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..errors import UserError
+from ..files import sha256_of
 from .manifest import read_manifest
 
 GPT2_BPE, HUB = "gpt2_bpe", "hub"  # a manifest's model_type; any other is SentencePiece's
@@ -48,3 +50,25 @@ def open_tokenizer(folder: Path) -> Coder:
     from .tokenizer import Tokenizer
 
     return Tokenizer(folder)
+
+
+def backend_of(path: Path, manifest: Mapping[str, Any], remedy: str) -> Any:
+    """The `tokenizers.Tokenizer` in a file: it encodes all of a text, and the literal text of a special token as text.
+
+    Truncation and padding that the file was saved with are switched off.
+
+    Raises:
+        UserError: the file is not the one that the manifest describes, or no tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    if not path.is_file() or sha256_of(path) != manifest["sha256"]:
+        raise UserError(f"{path} is missing or is not what its manifest describes; {remedy}")
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # `tokenizers` raises no other type
+        raise UserError(f"{path} is no tokenizer ({error}); {remedy}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend

@@ -1,5 +1,6 @@
 """Data sets of the hub or of local Parquet files, through `datasets`; a script of a data set is never run."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import sha256_of
-from .textfiles import find_files
+from .textfiles import find_files, parquet_column, text_of
 
 
 @contextmanager
@@ -40,22 +41,42 @@ def parquet_files(patterns: Sequence[str]) -> list[Path]:
     return files
 
 
-def local_rows(files: Sequence[Path], *, streaming: bool = False) -> Any:
+def local_rows(files: Sequence[Path], field: str, *, streaming: bool = False) -> Any:
     """The rows of Parquet files as one data set, in the order given.
+
+    Args:
+        field: the column that will be read.
 
     Raises:
         UserError: a file is no Parquet file, or they do not go together.
     """
     import datasets
+
+    names = [str(file) for file in files]
+    with reading(files, field):
+        return datasets.load_dataset("parquet", data_files=names, split="train", streaming=streaming)
+
+
+@contextmanager
+def reading(files: Sequence[Path], field: str) -> Iterator[None]:
+    """Name the Parquet file that cannot be read, and its row.
+
+    Raises:
+        UserError: in place of what `datasets` and `pyarrow` raise.
+    """
     import pyarrow
     from datasets.exceptions import DatasetsError
 
-    names = [str(file) for file in files]
     try:
-        return datasets.load_dataset("parquet", data_files=names, split="train", streaming=streaming)
-    except (pyarrow.ArrowException, DatasetsError) as error:
+        yield
+    except UserError:
+        raise
+    except (pyarrow.ArrowException, DatasetsError, OSError, UnicodeDecodeError) as error:
+        for file in files:
+            deque(parquet_column(file, field), maxlen=0)  # raises at the damage
+        names = ", ".join(map(str, files))
         raise UserError(
-            f"{', '.join(names)} cannot be read as Parquet ({error}); write them again, or leave the broken one out"
+            f"{names} cannot be read as Parquet ({error}); write them again, or leave the broken one out"
         ) from error
 
 
@@ -74,3 +95,16 @@ def column(rows: Any, name: str, size: int) -> Iterator[list[Any]]:
         if name not in batch:
             raise UserError(f"no column {name!r}; there are {', '.join(map(repr, batch))}")
         yield batch[name]
+
+
+def texts(rows: Any, name: str, size: int) -> Iterator[str]:
+    """The documents in one column, in order; a null is an empty one.
+
+    Raises:
+        UserError: there is no such column, or a row holds no text.
+    """
+    row = 0
+    for values in column(rows, name, size):
+        for value in values:
+            yield text_of(value, f"row {row} of column {name!r}")
+            row += 1

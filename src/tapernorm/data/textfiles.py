@@ -3,7 +3,10 @@
 .txt      documents stand between `<|endoftext|>` marks; the one newline on either side of a mark is
           formatting and is dropped, and the file's two ends count as marks
 .jsonl    one JSON object a line, the text under a named field
-.parquet  one row a document, the text in a named column; a null is an empty document
+.parquet  one row a document, the text in a named column
+
+A null in place of a text is an empty document, in these files as in data sets of the hub. A corpus drops empty
+documents and counts them.
 
 Nothing else of the text is touched. Memory holds one document and one chunk, however long the file.
 """
@@ -16,11 +19,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, setting
+from ..files import parse_json
 
 SEPARATOR = "<|endoftext|>"
 _CHUNK = 1 << 20  # bytes
 _PARQUET_ROWS = 1024  # rows a batch
+_REMEDY = "write it again, or leave it out"
 _EDGE_NEWLINE = re.compile(r"\A\r?\n|\r?\n\Z")
 
 
@@ -28,33 +33,43 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
     """The files that paths and globs name, in the order given, sorted within a glob, each once.
 
     Raises:
-        UserError: a pattern matches no file, or a file is empty or of an unknown kind.
+        UserError: a pattern matches no file, or a file is empty, of an unknown kind, or has a name that is no text.
     """
     found: dict[Path, Path] = {}
     for pattern in patterns:
-        matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
-        files = [path for match in matches if (path := Path(match)).is_file()]
+        files = _matches(pattern)
         if not files:
             raise UserError(
-                f"data.files: {pattern!r} matches no file (folder {Path.cwd()}); "
+                f"{setting('data.files')}: {pattern!r} matches no file (folder {Path.cwd()}); "
                 "give a file, or a glob such as 'texts/*.txt'"
             )
         for path in files:
             found.setdefault(path.resolve(), path)
     for path in found.values():
+        if any("\ud800" <= character <= "\udfff" for character in str(path)):  # how Python shows other bytes
+            raise UserError(f"{setting('data.files')}: the file name {str(path)!a} is not UTF-8; rename the file")
         if path.suffix not in _READERS:
-            raise UserError(f"data.files: {path} ends in {path.suffix!r}; the kinds read are {', '.join(_READERS)}")
+            kinds = ", ".join(_READERS)
+            raise UserError(f"{setting('data.files')}: {path} ends in {path.suffix!r}; the kinds read are {kinds}")
         if path.stat().st_size == 0:
-            raise UserError(f"data.files: {path} is empty (0 bytes); fill it, or leave it out")
+            raise UserError(f"{setting('data.files')}: {path} is empty (0 bytes); fill it, or leave it out")
     return list(found.values())
+
+
+def _matches(pattern: str) -> list[Path]:
+    try:
+        names = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
+        return [path for name in names if (path := Path(name)).is_file()]
+    except (OSError, ValueError):  # a name that no file can have
+        return []
 
 
 def documents_of(path: Path, field: str) -> Iterator[str]:
     """Documents of one file in order, empty ones included; `field` is the key or column that holds the text.
 
     Raises:
-        UserError: the file is not UTF-8 (with the byte offset), not of the kind that its suffix
-            says, or lacks the field (with those there are).
+        UserError: the file is not UTF-8 (with the byte offset), damaged or not of the kind that its suffix says (with
+            line or row), or lacks the field (with those there are).
     """
     return _READERS[path.suffix](path, field)
 
@@ -70,40 +85,57 @@ def _from_jsonl(path: Path, field: str) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path}:{number}: not JSON ({error.msg} at column {error.colno}); mend or drop the line"
-            ) from None
+            row = parse_json(line)
+        except ValueError as error:
+            at = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            raise UserError(f"{path}:{number}: not JSON ({at}); mend or drop the line") from None
         if not isinstance(row, dict):
             raise UserError(f"{path}:{number}: {type(row).__name__} found, and each line must be a JSON object")
         if field not in row:
             raise UserError(_no_field(f"{path}:{number}", "field", field, list(row)))
-        yield _text(row[field], f"{path}:{number}: field {field!r}")
+        yield text_of(row[field], f"{path}:{number}: field {field!r}")
 
 
 def _from_parquet(path: Path, field: str) -> Iterator[str]:
+    for row, value in enumerate(parquet_column(path, field)):
+        yield text_of(value, f"{path}: row {row} of column {field!r}")
+
+
+def parquet_column(path: Path, field: str) -> Iterator[Any]:
+    """The values of one column of a Parquet file, row by row.
+
+    Raises:
+        UserError: the file is damaged (with the row), no Parquet file, or without the column (with those there are).
+    """
     import pyarrow
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{path} is not a Parquet file ({error}); write it again, or leave it out") from None
+        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path} is not a Parquet file ({error}); {_REMEDY}") from None
     with file:
         if field not in file.schema_arrow.names:
             raise UserError(_no_field(str(path), "column", field, file.schema_arrow.names))
         row = 0
-        for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=[field]):
-            for value in batch.column(0):
-                try:
-                    text = value.as_py()
-                except UnicodeDecodeError as error:
-                    raise UserError(
-                        f"{path}: row {row} is not UTF-8 at byte {error.start} of its text; write it as UTF-8"
-                    ) from None
-                yield "" if text is None else _text(text, f"{path}: row {row} of column {field!r}")
-                row += 1
+        for group in range(file.num_row_groups):
+            first, rows = row, file.metadata.row_group(group).num_rows
+            try:
+                for batch in file.iter_batches(batch_size=_PARQUET_ROWS, row_groups=[group], columns=[field]):
+                    for value in batch.column(0):
+                        yield value.as_py()
+                        row += 1
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}: row {row} is not UTF-8 at byte {error.start} of its text; write it as UTF-8"
+                ) from None
+            except (pyarrow.ArrowException, OSError) as error:
+                said = f"between row {row} and row {first + rows - 1} ({error})"
+                raise UserError(f"{path} is damaged {said}; {_REMEDY}") from None
+            if row != first + rows:
+                raise UserError(
+                    f"{path} is damaged: of {rows} rows from row {first} on it has {row - first}; {_REMEDY}"
+                )
 
 
 _READERS = {".txt": _from_txt, ".jsonl": _from_jsonl, ".parquet": _from_parquet}
@@ -139,9 +171,17 @@ def _utf8(path: Path, offset: int, raw: bytes) -> str:
         ) from None
 
 
-def _text(value: Any, where: str) -> str:
+def text_of(value: Any, where: str) -> str:
+    """The document that a field or column holds: its text, or an empty one for a null.
+
+    Raises:
+        UserError: it is no text; the message says `where`.
+    """
+    if value is None:
+        return ""
     if not isinstance(value, str):
-        raise UserError(f"{where} holds {type(value).__name__}, and text is needed; name another with data.field")
+        field = setting("data.field")
+        raise UserError(f"{where} holds {type(value).__name__}, and text is needed; name another with {field}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -153,4 +193,5 @@ def _text(value: Any, where: str) -> str:
 
 
 def _no_field(where: str, kind: str, field: str, there: list[str]) -> str:
-    return f"{where}: no {kind} {field!r}; there are {', '.join(map(repr, there)) or 'none'} (set data.field)"
+    named = ", ".join(map(repr, there)) or "none"
+    return f"{where}: no {kind} {field!r}; there are {named} (set {setting('data.field')})"

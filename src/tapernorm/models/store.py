@@ -246,10 +246,10 @@ def _restore_fakes(model: nn.Module, names: list[str], state: dict[str, Tensor],
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): run the job that wrote it again") from None
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is damaged (it holds no JSON object): run the job that wrote it again")
+    return config
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

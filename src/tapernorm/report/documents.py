@@ -1,11 +1,11 @@
 """JSON files that jobs wrote: read, checked, and looked into by dotted place."""
 
-import json
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import parse_json as parse
 from ..files import sha256_of
 
 SCHEMA_VERSION = 1
@@ -47,12 +47,14 @@ def value_at(document: dict[str, Any], place: str, path: Path) -> Any:
 def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no file {path}: the job that writes it has not finished; run it first") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error}): the file is damaged; run the job again") from None
 
 
 def parse_json(path: Path, text: str, where: str = "") -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parse(text)
+    except ValueError as error:
         raise UserError(f"{path}{where} is not JSON ({error}): the file is damaged; run the job again") from None

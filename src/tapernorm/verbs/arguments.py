@@ -1,25 +1,37 @@
 """Options that several verbs share, and the job that they name."""
 
 import argparse
-import json
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..config import Config
-from ..configfile import load_config, parse
+from ..configfile import faults_named, load_config, parse
+from ..devices import most_threads
 from ..errors import UserError
-from ..settings import HardwareConfig, Strict
+from ..files import parse_json
+from ..settings import NAME, NAME_LENGTH, HardwareConfig, Strict
 
 Job = TypeVar("Job", bound=Strict)
 Verb = Callable[[argparse.Namespace], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that tells of an option's fault in one line, and of any other with the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("argument -"):
+            self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+        super().error(message)
 
 
 class Verbs:
     """The verbs of the command line, as they are added."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+        self._parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
 
     def add(self, run: Verb, summary: str, *, configured: bool = False) -> argparse.ArgumentParser:
         """A verb named as the function that it runs; a configured one takes --config or --job."""
@@ -43,8 +55,15 @@ def folders(made: argparse.ArgumentParser, **options: str) -> None:
         made.add_argument(f"--{name}", metavar="DIR", type=Path, required=True, help=what)
 
 
+def stands_for(made: argparse.ArgumentParser, **options: str) -> None:
+    """Name options in messages in place of the config keys that they stand for (section__key)."""
+    named = {key.replace("__", "."): option for key, option in options.items()}
+    made.set_defaults(option_names={**(made.get_default("option_names") or {}), **named})
+
+
 def device(made: argparse.ArgumentParser) -> None:
     made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    stands_for(made, hardware__device="--device")
 
 
 def slots(made: argparse.ArgumentParser) -> None:
@@ -54,7 +73,7 @@ def slots(made: argparse.ArgumentParser) -> None:
 
 
 def threads(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--threads", type=positive, default=1, metavar="N", help="CPU threads")
+    made.add_argument("--threads", type=thread_count, default=1, metavar="N", help="CPU threads")
 
 
 def overwrite(made: argparse.ArgumentParser) -> None:
@@ -67,7 +86,7 @@ def training(made: argparse.ArgumentParser) -> None:
     """What every training verb takes besides its job."""
     overwrite(made)
     made.add_argument("--hardware", metavar="JSON", help="with --job: the hardware section of a config")
-    made.add_argument("--threads", type=positive, metavar="N", help="CPU threads, in place of hardware.threads")
+    made.add_argument("--threads", type=thread_count, metavar="N", help="CPU threads, in place of hardware.threads")
 
 
 def cell_of(arguments: argparse.Namespace, *names: str) -> tuple[Any, ...]:
@@ -92,7 +111,9 @@ def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config
         if arguments.set:
             raise UserError("--set changes a --config file; it does nothing to a --job")
         return parse(kind, from_json(arguments.job, "--job"), "--job")
-    return cut(load_config(arguments.config, arguments.set))
+    config = load_config(arguments.config, arguments.set)
+    with faults_named(kind, arguments.config):
+        return cut(config)
 
 
 def hardware_of(
@@ -116,24 +137,81 @@ def named_folders(options: list[str], option: str) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for given in options:
-        name, equals, folder = given.partition("=")
-        if not equals or not name or not folder:
-            raise UserError(f"{option} {given!r}: write it as NAME=DIR")
+        name, folder = named(given, option, "DIR")
         if name in found:
             raise UserError(f"{option}: {name!r} is given twice")
         found[name] = Path(folder)
     return found
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value
+def named(given: str, option: str, what: str) -> tuple[str, str]:
+    """The two sides of a NAME=... option. The name names folders and files.
+
+    Raises:
+        UserError: it is written otherwise, or the name could lead elsewhere or is too long.
+    """
+    name, equals, value = given.partition("=")
+    if not equals or not value or not NAME.fullmatch(name):
+        rule = f"write it as NAME={what}, the name in letters, digits, underscores and dashes"
+        raise UserError(f"{option} {_shortened(given)}: {rule}")
+    if len(name.encode()) > NAME_LENGTH:
+        raise UserError(f"{option} {_shortened(given)}: the name has more than {NAME_LENGTH} bytes; shorten it")
+    return name, value
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:80]}…")
+
+
+def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """The type of an option that is an integer from `least` to `most`."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(
+                f"{value} is {'not a positive number' if least == 1 else f'below {least}'}"
+            )
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text} is above {most}")
+        return value
+
+    return number
+
+
+positive = whole(1)
+seed = whole(0, 2**63 - 1)
+
+
+def thread_count(text: str) -> int:
+    return whole(1, most_threads())(text)
+
+
+def real(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """The type of an option that is a finite number from `least` (or above it) to `most`."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not (least < value if above else least <= value) or not value <= most or math.isinf(value):
+            bound = f"above {least:g}" if above else f"at least {least:g}"
+            end = "" if math.isinf(most) else f" and at most {most:g}"
+            raise argparse.ArgumentTypeError(f"{text} is not a number {bound}{end}")
+        return value
+
+    return number
+
+
+def run_name(text: str) -> str:
+    """The type of an option that names a run."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) or len(text) > NAME_LENGTH:
+        raise argparse.ArgumentTypeError(
+            f"{_shortened(text)} is no name of a run: up to {NAME_LENGTH} letters, digits, dots, underscores and dashes"
+        )
+    return text
 
 
 def from_json(text: str, option: str) -> object:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parse_json(text)
+    except ValueError as error:
         raise UserError(f"{option} is not JSON ({error}): quote it as one argument") from None

@@ -10,7 +10,19 @@ from ..devices import device_slot
 from ..errors import UserError
 from ..gpt2_settings import ORIGINAL
 from ..jobs import BenchJob, EvaluateJob
-from .arguments import Verbs, device, folders, from_json, job_of, named_folders, overwrite, positive, slots, threads
+from .arguments import (
+    Verbs,
+    device,
+    folders,
+    from_json,
+    job_of,
+    named_folders,
+    overwrite,
+    positive,
+    seed,
+    slots,
+    threads,
+)
 
 _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
 
@@ -52,7 +64,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token")
     made.add_argument("--top-k", type=positive, metavar="K", help="draw from the K likeliest tokens")
     made.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that hold P together")
-    made.add_argument("--seed", type=int, default=0, metavar="S")
+    made.add_argument("--seed", type=seed, default=0, metavar="S")
     made.add_argument("--compile", action="store_true", help="torch.compile the decoding step; CUDA graphs on a GPU")
     device(made)
 

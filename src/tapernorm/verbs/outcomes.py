@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from .arguments import Verbs, device, folders, named_folders, positive, threads
+from .arguments import Verbs, device, folders, named_folders, positive, run_name, threads
 
 _TOKENS = 8192
 
@@ -18,7 +18,7 @@ def add(verbs: Verbs) -> None:
 
     made = verbs.add(outcome, "write tables of scores and norms, and figures of the scales, of finished tapers")
     made.add_argument("--runs", nargs="+", required=True, metavar="NAME=DIR", help="measured by `tapernorm spread`")
-    made.add_argument("--run", required=True, metavar="NAME", help="what they are called together")
+    made.add_argument("--run", type=run_name, required=True, metavar="NAME", help="what they are called together")
     made.add_argument("--caption", default="", metavar="TEXT", help="a sentence for each table and figure")
     folders(made, tables="folder for scores and norms_NAME, as .csv, .md and .tex")
     folders(made, figures="folder for figure_spread_NAME, as .pdf, .png and .csv")

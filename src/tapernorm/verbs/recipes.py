@@ -1,14 +1,13 @@
 """Verbs for a model of one's own: taper, export."""
 
 import argparse
-import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
 from ..errors import UserError
 from ..settings import DataConfig
-from .arguments import Verbs, device, positive
+from .arguments import Verbs, device, named, stands_for
 
 _SOURCES = get_args(DataConfig.model_fields["source"].annotation)
 _DATA = f"a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(name for name in _SOURCES if name != 'text')}"
@@ -22,7 +21,7 @@ def add(verbs: Verbs) -> None:
     made = verbs.add(taper, "taper a transformers model, fold it, score it before and after, and export it")
     made.add_argument("--model", required=True, metavar="PATH_OR_ID", help="folder, .gguf or hub id; never remote code")
     made.add_argument("--data", required=True, nargs="+", metavar="TEXT", help=f"text to train on: {_DATA}")
-    made.add_argument("--steps", type=_steps, required=True, metavar="N", help="optimizer steps, at least 10")
+    made.add_argument("--steps", type=int, required=True, metavar="N", help="optimizer steps, at least 10")
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder; the export is its export/")
     made.add_argument("--final", action="store_true", help="taper the final norm too (All-Taper)")
     made.add_argument(
@@ -31,7 +30,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument(
         "--level",
         dest="level_weight",
-        type=_weight,
+        type=float,
         default=0.0,
         metavar="X",
         help="weight of a loss that levels token scales at the norms that go, in place of the scale loss; try 0.2",
@@ -45,20 +44,23 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--field", default="text", metavar="NAME", help="key or column that holds the text")
     made.add_argument("--valid-fraction", type=float, default=0.05, metavar="X", help="of documents, held out by hash")
     made.add_argument("--lr", type=float, metavar="X", help="peak learning rate; default: by the model's size")
-    made.add_argument("--batch", type=positive, metavar="N", help="rows per step; default: by the model's size")
-    made.add_argument(
-        "--context", type=positive, metavar="N", help="tokens of a row; default: the model's, at most 1024"
-    )
+    made.add_argument("--batch", type=int, metavar="N", help="rows per step; default: by the model's size")
+    made.add_argument("--context", type=int, metavar="N", help="tokens of a row; default: the model's, at most 1024")
     made.add_argument(
         "--micro-batch",
-        type=positive,
+        type=int,
         metavar="N",
         help="rows per forward pass: lower it to save memory; part of what --level computes",
     )
     made.add_argument("--seed", type=int, default=1, metavar="S")
-    made.add_argument("--threads", type=positive, metavar="N", help="CPU threads; default: all")
-    made.add_argument("--dry-run", action="store_true", help="show norms, consumers and settings; train nothing")
+    made.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all")
+    made.add_argument(
+        "--dry-run", action="store_true", help="check all options, show norms, consumers and settings; train nothing"
+    )
     device(made)
+    stands_for(made, data__source="--data", data__files="--data", data__field="--field")
+    stands_for(made, data__valid_fraction="--valid-fraction", gpt2__context="--context", model__context="--context")
+    stands_for(made, hardware__threads="--threads", hardware__micro_batch="--micro-batch")
 
     made = verbs.add(export, "write a tapered run as a folder that loads anywhere, or check such a folder")
     made.add_argument(
@@ -75,25 +77,32 @@ def add(verbs: Verbs) -> None:
 
 
 def taper(arguments: argparse.Namespace) -> None:
-    from ..devices import device_slot
-    from ..outline import outline
-    from ..recipe import taper_model
-    from ..request import Request
+    from ..taper_options import Request, check
 
     names = ("model", "steps", "out", "final", "field", "valid_fraction", "lr", "batch", "context", "micro_batch")
     names += ("level_weight", "keep_norms", "precision")
     chosen: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "seed", "form", "device", "threads")}
     chosen["sites"] = tuple(arguments.sites) if arguments.sites else None
-    request = Request(data=tuple(arguments.data), scored=tuple(map(_named, arguments.score)), **chosen)
+    scored = tuple(named(given, "--score", "TEXT") for given in arguments.score)
+    request = Request(data=tuple(arguments.data), scored=scored, **chosen)
+    check(request)  # before torch is imported
     quiet()
     if arguments.dry_run:
+        from ..outline import outline
+
         print(outline(request))
         return
+    from ..devices import device_slot
+    from ..owntext import seen_in_training
+    from ..recipe import taper_model
+
     with device_slot(arguments.device, 1):
         scores = taper_model(request)
+    seen = seen_in_training(arguments.out)
     for corpus, forms in scores.items():
         before, after = (_shown(forms[form]) for form in ("before", "after"))
-        print(f"{corpus}: before {before}; after {after}")
+        told = " (seen in training)" if corpus in seen else ""
+        print(f"{corpus}{told}: before {before}; after {after}")
     print("a control: nothing exported" if arguments.keep_norms else f"exported to {arguments.out / 'export'}")
 
 
@@ -126,30 +135,9 @@ def quiet() -> None:
         disable_progress_bar()
 
 
-def _named(option: str) -> tuple[str, str]:
-    name, equals, text = option.partition("=")
-    if not equals or not text or not name.isidentifier():
-        raise UserError(f"--score {option!r}: write it as NAME=TEXT, the name in letters, digits and underscores")
-    return name, text
-
-
 def _shown(statistics: dict[str, Any]) -> str:
     mean, bits = statistics["rows"]["mean"], statistics["bits_per_byte"]
     if mean is None:
         count = statistics["rows"]["nonfinite"]
         return f"not finite in {count} row{'s' if count > 1 else ''}"
     return f"{mean:.4f} nats/token" + ("" if bits is None else f", {bits:.4f} bits/byte")
-
-
-def _steps(text: str) -> int:
-    value = int(text)
-    if value < 10:
-        raise argparse.ArgumentTypeError(f"{value} steps are too few: a taper needs at least 10")
-    return value
-
-
-def _weight(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no weight: give 0 or more")
-    return value

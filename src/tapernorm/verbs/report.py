@@ -9,7 +9,7 @@ from ..config import Config
 from ..configfile import json_schema
 from ..errors import UserError
 from ..jobs import ClaimsJob, ReportJob, SettingsJob
-from .arguments import Verbs, folders, job_of, positive
+from .arguments import Verbs, folders, job_of, positive, real, run_name
 
 _DECODE_TABLES = ("table2", "table2x", "table2v1")
 _GPT2_TABLES = ("table3", "table3x")
@@ -22,7 +22,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="result.json files, evaluations")
     made.add_argument("--gpt2", action="store_true", help="the results are those of the GPT-2 track")
     made.add_argument("--provenance", action="store_true", help="write instead which runs these are: provenance.csv")
-    made.add_argument("--run", required=True, help="name of the run")
+    made.add_argument("--run", type=run_name, required=True, help="name of the run")
     folders(made, out="folder for results.csv and curves.csv")
 
     made = verbs.add(table, "write a table as CSV, Markdown and LaTeX", configured=True)
@@ -56,8 +56,8 @@ def add(verbs: Verbs) -> None:
         help="that the run may use; default: 1, or for device auto those found here",
     )
     made.add_argument("--cores", type=positive, default=2, metavar="N", help="CPU cores, for a run without GPUs")
-    made.add_argument("--step-s", type=float, metavar="S", help="measured overhead of one forward and backward pass")
-    made.add_argument("--flops-per-s", type=float, metavar="F", help="measured arithmetic of one eager job")
+    made.add_argument("--step-s", type=real(0), metavar="S", help="measured overhead of one forward and backward pass")
+    made.add_argument("--flops-per-s", type=real(0, above=True), metavar="F", help="measured speed of one eager job")
     made.add_argument("--rows", type=Path, metavar="DIR", help="written by `tapernorm rows`: speeds of finished runs")
 
     made = verbs.add(schema, "write the JSON schema that every config is validated against")

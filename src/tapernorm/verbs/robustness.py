@@ -3,10 +3,11 @@
 import argparse
 from pathlib import Path
 
+from .. import cells
 from ..devices import device_slot
 from ..errors import UserError
 from ..robustness_settings import RobustnessJob, TrialsJob
-from .arguments import Verbs, cell_of, device, folders, job_of, named_folders, positive, slots, threads
+from .arguments import Verbs, cell_of, device, folders, job_of, named_folders, positive, seed, slots, threads
 
 
 def add(verbs: Verbs) -> None:
@@ -15,7 +16,7 @@ def add(verbs: Verbs) -> None:
     whose = made.add_mutually_exclusive_group()
     whose.add_argument("--width", type=positive, metavar="D", help="with --config: d_model of the run's own models")
     whose.add_argument("--stage", metavar="NAME", help="with --config: stage of the study whose arms the models are")
-    made.add_argument("--seed", type=int, metavar="S", help="with --config: seed of the models")
+    made.add_argument("--seed", type=seed, metavar="S", help="with --config: seed of the models")
     made.add_argument(
         "--models",
         nargs="+",
@@ -48,11 +49,11 @@ def add(verbs: Verbs) -> None:
 
 def robustness(arguments: argparse.Namespace) -> None:
     if arguments.stage is None:
-        width, seed = cell_of(arguments, "width", "seed")
-        job = job_of(arguments, RobustnessJob, lambda config: config.robustness_job(width, seed))
+        width, chosen = cell_of(arguments, "width", "seed")
+        job = job_of(arguments, RobustnessJob, lambda config: cells.robustness_job(config, width, chosen))
     else:
-        stage, seed = cell_of(arguments, "stage", "seed")
-        job = job_of(arguments, RobustnessJob, lambda config: config.stage_robustness_job(stage, seed))
+        stage, chosen = cell_of(arguments, "stage", "seed")
+        job = job_of(arguments, RobustnessJob, lambda config: cells.stage_robustness_job(config, stage, chosen))
     with device_slot(arguments.device, arguments.jobs_per_gpu):
         from ..robustness import score_models
 

@@ -5,28 +5,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from .. import cells
 from ..devices import device_slot
 from ..gpt2_settings import METHODS
 from ..jobs import BaseJob, FinetuneJob, PretrainJob
 from ..settings import VARIANTS, HardwareConfig
 from ..study_settings import ArmJob
-from .arguments import Verbs, cell_of, folders, hardware_of, job_of, training
+from .arguments import Verbs, cell_of, folders, hardware_of, job_of, positive, seed, training
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     made = verbs.add(pretrain, "train one model of the run, or resume it, and score it at g = 0", configured=True)
     made.add_argument("--variant", choices=VARIANTS, help="with --config: which variant")
-    made.add_argument("--width", type=int, metavar="D", help="with --config: which d_model")
-    made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
+    made.add_argument("--width", type=positive, metavar="D", help="with --config: which d_model")
+    made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
     folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
     training(made)
 
     made = verbs.add(arm, "train one model of a study's arm, or resume it, and score it at g = 0", configured=True)
     made.add_argument("--stage", metavar="NAME", help="with --config: which stage of the study")
     made.add_argument("--arm", metavar="NAME", help="with --config: which arm of the stage")
-    made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
+    made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
     folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
     training(made)
 
@@ -41,7 +41,7 @@ def add(verbs: Verbs) -> None:
     made = verbs.add(finetune, "fine-tune a GPT-2 by one method, or resume it, and score it", configured=True)
     made.add_argument("--method", choices=METHODS, help="with --config: which method")
     made.add_argument("--size", metavar="NAME", help="with --config: which size")
-    made.add_argument("--seed", type=int, metavar="S", help="with --config: which seed")
+    made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
     folders(made, base="folder written by `tapernorm base`", blocks="folder written by `tapernorm blocks`")
     folders(made, out="run folder: metrics, weights, result.json")
     training(made)
@@ -49,7 +49,7 @@ def add(verbs: Verbs) -> None:
 
 def pretrain(arguments: argparse.Namespace) -> None:
     cell = cell_of(arguments, "variant", "width", "seed")
-    job = job_of(arguments, PretrainJob, lambda config: config.pretrain_job(*cell))
+    job = job_of(arguments, PretrainJob, lambda config: cells.pretrain_job(config, *cell))
     hardware = hardware_of(arguments)
 
     def work() -> dict[str, Any]:
@@ -63,13 +63,9 @@ def pretrain(arguments: argparse.Namespace) -> None:
 
 
 def arm(arguments: argparse.Namespace) -> None:
-    stage, name, seed = cell_of(arguments, "stage", "arm", "seed")
+    stage, name, chosen = cell_of(arguments, "stage", "arm", "seed")
 
-    def cut(config: Config) -> ArmJob:
-        chosen = config.stage(stage)
-        return config.arm_job(chosen, chosen.arm(name), seed)
-
-    job = job_of(arguments, ArmJob, cut)
+    job = job_of(arguments, ArmJob, lambda config: cells.arm_job(config, stage, name, chosen))
     hardware = hardware_of(arguments)
 
     def work() -> dict[str, Any]:
@@ -104,7 +100,7 @@ def base(arguments: argparse.Namespace) -> None:
 
 def finetune(arguments: argparse.Namespace) -> None:
     cell = cell_of(arguments, "method", "size", "seed")
-    job = job_of(arguments, FinetuneJob, lambda config: config.finetune_job(*cell))
+    job = job_of(arguments, FinetuneJob, lambda config: cells.finetune_job(config, *cell))
     hardware = hardware_of(arguments, lambda config: config.finetune_hardware(cell[1]))
 
     def work() -> dict[str, Any]:
