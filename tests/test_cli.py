@@ -96,7 +96,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The calls of `pretrain`, which does nothing."""
     calls: list[tuple[Any, ...]] = []
 
-    def pretrain(*arguments: Any) -> dict[str, Any]:
+    def pretrain(*arguments: Any, overwrite: bool) -> dict[str, Any]:
         calls.append(arguments)
         return {"values": {"valid_ce": {"value": 1.0}, "bits_per_byte": {"value": 1.0}}}
 
@@ -304,7 +304,8 @@ def test_tokens_that_are_not_there(tmp_path: Path, capsys) -> None:
 def test_a_file_where_the_run_folder_should_be(tokens: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "out").write_text("mine")
     said = complaint(capsys, command(make_job(), tokens, tmp_path / "out"))
-    assert "File exists" in said
+    assert "out is a file" in said
+    assert (tmp_path / "out").read_text() == "mine"
     assert (tmp_path / "out").read_text() == "mine"
 
 
@@ -350,7 +351,7 @@ def test_a_batch_must_be_positive(batch: str, capsys) -> None:
 
 
 def raising(error: BaseException):
-    def pretrain(*_: Any) -> None:
+    def pretrain(*_: Any, **__: Any) -> None:
         raise error
 
     return pretrain

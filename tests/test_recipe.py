@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -17,7 +18,7 @@ from tiny_models import CASES, tiny
 from tokenizers import Tokenizer
 
 import tapernorm
-from tapernorm import owntext, recipe
+from tapernorm import export, owntext, recipe
 from tapernorm.arch import logits_of
 from tapernorm.cli import main
 from tapernorm.data.blocks import Blocks, batch_of
@@ -25,11 +26,13 @@ from tapernorm.errors import UserError
 from tapernorm.files import read_json
 from tapernorm.folding import fold
 from tapernorm.jobs import FinetuneJob, OwnJob
+from tapernorm.modelcard import worse_than_guessing
 from tapernorm.models.store import load
 from tapernorm.outline import outline
 from tapernorm.pretrained import load_pretrained
 from tapernorm.recipe import taper_model
 from tapernorm.request import Request, hardware_of, job_of
+from tapernorm.selfcheck import FormFailed, SelfCheck
 from tapernorm.stopping import Stopped
 from tapernorm.train import Diverged, Trainer
 from tapernorm.training_run import fingerprint_of
@@ -328,11 +331,9 @@ def test_a_run_whose_norms_were_gone_by_then_leaves_a_model_that_exports(home, t
 
 
 def test_the_same_run_without_the_outlier_ends(home, tmp_path):
-    """The control of the two tests above; a last good model of an earlier run goes."""
-    (tmp_path / "run/last-good").mkdir(parents=True)
-    scores = taper_model(request(home, tmp_path / "run", "llama"))
+    """The control of the two tests above."""
+    scores = taper_model(request(home, tmp_path / "run", "llama")).scores
     assert math.isfinite(scores["held-out"]["after"]["rows"]["mean"])
-    assert not (tmp_path / "run/last-good").exists()
 
 
 def held_out_alone(home: Path, folder: Path) -> tuple[int, int]:
@@ -356,7 +357,7 @@ def test_held_out_rows_that_overflow_in_the_end_are_told_and_cost_nothing_else(h
     assert main([*words_of(home, out), "--model", str(base)]) == 0
     shown = capsys.readouterr().out
     assert (f"; after not finite in {rows} row" in shown) == met
-    assert f"exported to {out / 'export'}" in shown
+    assert re.search(rf"exported as \w+ to {re.escape(str(out / 'export'))}", shown)
     result = read_json(out / "result.json")
     assert (result["values"]["valid_ce"]["value"] is None) == met
     assert result["values"]["valid_ce"]["unit"] == "nats/token"
@@ -399,7 +400,7 @@ def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatc
     with monkeypatch.context() as patched:  # after the new run was published, and before it was scored
         patched.setattr(recipe, "_scores", killed)
         with pytest.raises(Stopped):
-            taper_model(request(home, out, seed=2))
+            taper_model(request(home, out, seed=2, overwrite=True))
     assert not any((out / name).exists() for name in told)
     (out / "scores.json").write_bytes(earlier)  # and if it had stayed, nothing would take it for the new run's
     words = ["export", "--model", str(out), "--form", "normfree", "--out", str(tmp_path / "export")]
@@ -416,12 +417,98 @@ def test_a_control_takes_the_place_of_a_taper_and_of_its_export_alone(home, tmp_
     out = tmp_path / "run"
     taper_model(request(home, out))
     assert (out / "export").is_dir()
-    taper_model(request(home, out, keep_norms=True))
+    taper_model(request(home, out, keep_norms=True, overwrite=True))
     assert not (out / "export").exists()
     (out / "export").mkdir()
     (out / "export/mine.txt").write_text("no export")
-    taper_model(request(home, out, keep_norms=True, seed=2))
+    taper_model(request(home, out, keep_norms=True, seed=2, overwrite=True))
     assert (out / "export/mine.txt").is_file()
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--dry-run"]])
+def test_the_models_own_folder_is_no_output_folder(home, tmp_path, capsys, more):
+    model = Path(shutil.copytree(home / "gpt2", tmp_path / "model"))
+    before = {path: path.read_bytes() for path in model.iterdir()}
+    (tmp_path / "link").symlink_to(model)
+    for out in (model, tmp_path / "link"):
+        assert main([*words_of(home, out), "--model", str(model), *more]) == 2
+        assert "is the folder of --model" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_another_job_is_refused_before_the_text_of_the_first_one_is_replaced(home, finished, tmp_path, capsys):
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    shared = ["--final", "--score", f"more={home / 'more.txt'}"]
+    for more, told in ((["--seed", "2"], "seed 1 there, 2 here"), (["--data", str(home / "more.txt")], "text ")):
+        assert main([*words_of(home, out), *shared, *more]) == 2
+        assert told in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_an_earlier_version_left_unmarked_is_this_job_and_no_other(home, finished, tmp_path, capsys):
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    (out / ".tapernorm.json").unlink()
+    shared = ["--final", "--score", f"more={home / 'more.txt'}"]
+    assert main([*words_of(home, out), *shared, "--seed", "2"]) == 2
+    assert "seed 1 there, 2 here" in capsys.readouterr().err
+    assert main([*words_of(home, out), *shared]) == 0
+    assert "nothing to do" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["data/held-out/blocks/train.bin", "scores.json", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")], ids=["gone", "cut"])
+def test_what_is_damaged_of_a_finished_run_is_made_again(home, finished, tmp_path, capsys, name, damage):
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = (out / name).read_bytes()
+    damage(out / name)
+    assert main([*words_of(home, out), "--final", "--score", f"more={home / 'more.txt'}"]) == 0
+    assert "nothing to do" in capsys.readouterr().err
+    if name == "scores.json":
+        assert read_json(out / name)["corpora"] == json.loads(before)["corpora"]
+    else:
+        assert (out / name).read_bytes() == before
+
+
+# A form that fails
+
+
+def test_where_one_form_fails_the_other_is_written_and_the_exit_code_says_so(home, tmp_path, monkeypatch, capsys):
+    def fails(*_):
+        raise FormFailed("the stock form is not the folded model")
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(export, "_require_same", fails)
+        assert main([*words_of(home, out), "--final"]) == 3
+    said = capsys.readouterr()
+    assert "not exported as stock: the stock form is not the folded model" in said.err
+    assert re.search(r"held-out: before \d.*\nheld-out: WORSE|held-out: before \d.*\nexported as normfree", said.out)
+    assert close(logits_of(tapernorm.load(out / "export"), tokens()), logits_of(load(out), tokens()), 1e-5)
+    assert main([*words_of(home, out), "--final"]) == 0  # and now the form that was wanted
+    assert "exported as stock" in capsys.readouterr().out
+
+
+def test_where_no_form_can_be_written_the_scores_are_told_all_the_same(home, tmp_path, monkeypatch, capsys):
+    def fails(*_):
+        raise FormFailed("its logits are not finite")
+
+    monkeypatch.setattr(SelfCheck, "of", fails)
+    assert main([*words_of(home, tmp_path / "run"), "--final"]) == 3
+    said = capsys.readouterr()
+    assert said.err.count("its logits are not finite") == 2
+    assert "nothing exported" in said.out
+    assert "held-out: before" in said.out
+    assert not (tmp_path / "run/export").exists()
+
+
+def test_a_model_that_is_worse_than_guessing_is_told_in_capitals_and_in_its_card(home, tmp_path, capsys):
+    words = [*words_of(home, tmp_path / "run"), "--final", "--lr", "0.3"]
+    assert main(words) in (0, 3)
+    assert re.search(r"held-out: WORSE THAN A UNIFORM GUESS.*guessing costs 5\.74", capsys.readouterr().out)
+    assert "WORSE THAN A UNIFORM GUESS" in (tmp_path / "run/export/README.md").read_text()
+    better = {"held-out": {"after": {"rows": {"mean": 5.7}, "uniform": 5.74}}}
+    assert not list(worse_than_guessing(better))
 
 
 # Norms of one's choice, and levelled scales
@@ -460,10 +547,11 @@ def test_a_levelled_run_that_was_cut_ends_as_one_that_was_not(home, tmp_path, mo
         raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(Trainer, "step", start)
-    for rows in (1, 2):
-        with pytest.raises(Stopped):
-            taper_model(request(home, tmp_path / "cut", micro_batch=rows, **levelled))
-    assert started == [(1, 0), (2, 10)]  # other micro-batches are another run
+    with pytest.raises(UserError, match="micro_batch 2 there, 1 here"):  # other micro-batches are another run
+        taper_model(request(home, tmp_path / "cut", micro_batch=1, **levelled))
+    with pytest.raises(Stopped):
+        taper_model(request(home, tmp_path / "cut", **levelled))
+    assert started == [(2, 10)]
     monkeypatch.setattr(Trainer, "step", stock)
     assert taper_model(request(home, tmp_path / "cut", **levelled)) == whole
 

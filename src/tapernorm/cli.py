@@ -16,7 +16,11 @@ _REASONS = REASONS | {errno.ENOENT: "name one that is there"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 on success, 2 with a one-line message for what the user can mend, 128 + signal if stopped."""
+    """Run one verb; returns its exit code.
+
+    0: done. 2: one line says what the user can mend. 3: done, but for a form of an export that the model does not have.
+    128 + signal: stopped.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     for word in words:
         if not _is_text(word):
@@ -25,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(words, argparse.Namespace(words=words))
     try:
         with stoppable(), settings_named(getattr(arguments, "option_names", {})):
-            arguments.verb(arguments)
+            return arguments.verb(arguments) or 0
     except UserError as error:
         print(f"tapernorm: {error}", file=sys.stderr)
         return 2
@@ -42,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as stop:
         print(f"tapernorm: {stop}", file=sys.stderr)
         return stop.exit_code
-    return 0
 
 
 def _is_text(word: str) -> bool:

@@ -25,16 +25,12 @@ from .files import remove_partials, sync_folder, unwritable, write_text
 from .folding import fold, is_folded
 from .models import store
 from .pretrained import load_pretrained
-from .selfcheck import CARD, FILE, NEW_CARD, SelfCheck, typical_tokens
+from .selfcheck import CARD, FILE, NEW_CARD, FormFailed, SelfCheck, typical_tokens
 from .stock import disarmed, refuse_dtype
 
 Form = Literal["stock", "normfree"]
 FORMS: tuple[Form, ...] = ("stock", "normfree")
 _CHECKED = (torch.float32, torch.bfloat16)
-
-
-class FormFailed(UserError):
-    """A form of an export does not compute what the folded model does; another form may."""
 
 
 _WORSE = 8.0  # an export may lie this much further from float64 than the folded model does: both only round

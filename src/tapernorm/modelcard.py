@@ -148,10 +148,25 @@ def _losses(scores: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[
             shown = " | ".join("not finite" if value is None else f"{value:.4f}" for value in values)
             yield f"| {corpus} | {form} | {shown} | {statistics['rows']['nonfinite']} |"
     yield ""
+    for line in worse_than_guessing(scores):
+        yield f"**{line}**"
+        yield ""
     for corpus in (corpus for corpus in scores if corpus in seen):
         documents, count = seen[corpus]["documents"], seen[corpus]["of"]
         yield f"**{corpus} was seen in training: {documents} of its {count} documents.** It is no held-out text."
         yield ""
+
+
+def worse_than_guessing(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A line, in capitals, for each corpus that the model is worse at than a uniform guess over the vocabulary."""
+    for corpus, forms in scores.items():
+        mean, uniform = forms["after"]["rows"]["mean"], forms["after"].get("uniform")
+        if uniform is not None and (mean is None or mean > uniform):
+            shown = "not finite" if mean is None else f"{mean:.2f} nats/token"
+            yield (
+                f"{corpus}: WORSE THAN A UNIFORM GUESS OVER THE VOCABULARY: {shown}, and guessing costs {uniform:.2f}. "
+                "This model is broken; do not use it."
+            )
 
 
 def _listed(names: list[str]) -> str:

@@ -39,7 +39,7 @@ _UNMARKED_FILES = {
     "tokenizer": ("tokenizer.model", "manifest.json"),
     "tokens": ("train.bin", "valid.bin", "manifest.json"),
     "blocks": ("train.bin", "valid.bin", "manifest.json"),
-    "taper": ("data", "tokenizer", "scores.json", "spread.json", "last-good", "export"),  # beside a fine-tune's
+    "taper": ("data", "tokenizer", "scores.json", "spread.json", "last-good"),  # beside a fine-tune's
 }
 _IDENTITIES = {"fold": ("weights_sha256",), "base": ("source",)}  # what of a result.json defines its folder
 
@@ -52,11 +52,13 @@ class Work:
         kind: the verb that does it.
         identity: everything that defines its output, as plain JSON values.
         files: names of what it writes into its folder; folders among them count whole.
+        known_as: fingerprints that earlier versions gave this very job.
     """
 
     kind: str
     identity: Mapping[str, Any]
     files: tuple[str, ...]
+    known_as: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -185,7 +187,8 @@ def _owner_by_result(result: Mapping[str, Any]) -> _Owner:
 
 def _same(owner: _Owner, work: Work) -> bool:
     """Whether a folder is this very job's; where that cannot be known, it is not."""
-    return owner.kind in (None, work.kind) and work.fingerprint in owner.fingerprints
+    mine = {work.fingerprint, *work.known_as}
+    return owner.kind in (None, work.kind) and not mine.isdisjoint(owner.fingerprints)
 
 
 def _differences(owner: _Owner, work: Work) -> str:

@@ -1,7 +1,7 @@
 """Text of one's own as blocks of a model's own tokens: made once and kept, or only looked through."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from .data.manifest import read_manifest
 from .data.passages import identity_of
 from .data.sources import open_source
 from .errors import settings_named
-from .files import read_json, write_json
+from .files import read_json, sha256_of, write_json
 from .identity import digest
 from .jobs import BlocksJob, CorpusJob
 from .settings import OWN_SPLIT, DataConfig
@@ -148,12 +148,29 @@ def _blocks_of(folder: Path, data: tuple[DataConfig, ...], tokenizer: Path, cont
     corpus_job = CorpusJob(data=data)
     blocks_job = BlocksJob(context=context, block_documents=None, max_rows=_VALID_ROWS)
     identity = {
-        "text": digest([corpus_job.model_dump(mode="json"), [open_source(d).details for d in data]]),
+        "text": text_digest(data),
         "blocks": digest([blocks_job.model_dump(mode="json"), read_manifest(tokenizer, "tokenizer")["sha256"]]),
     }
+    if not _is_whole(folder / "blocks"):
+        for stage in ("text", "blocks"):  # what was made before is damaged, or only in part there
+            (folder / f"{stage}.json").unlink(missing_ok=True)
     _once(folder, "text", identity, lambda: build_corpus(corpus_job, folder / "corpus"))
     _once(folder, "blocks", identity, lambda: write_blocks(blocks_job, folder / "corpus", tokenizer, folder / "blocks"))
     return folder / "blocks"
+
+
+def text_digest(data: Sequence[DataConfig]) -> str:
+    """Digest of texts: of what names them, and of the files or packages behind that."""
+    return digest([CorpusJob(data=tuple(data)).model_dump(mode="json"), [open_source(d).details for d in data]])
+
+
+def _is_whole(blocks: Path) -> bool:
+    """Whether every split in a folder of blocks is the one that its manifest describes."""
+    if not (blocks / "manifest.json").is_file():
+        return False
+    splits = read_manifest(blocks, "blocks")["splits"]
+    files = {blocks / f"{name}.bin": split["sha256"] for name, split in splits.items()}
+    return all(path.is_file() and sha256_of(path) == sha256 for path, sha256 in files.items())
 
 
 def _once(folder: Path, stage: str, identity: Mapping[str, str], make: Callable[[], Any]) -> None:

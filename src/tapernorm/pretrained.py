@@ -17,6 +17,7 @@ from .errors import UserError
 from .files import sha256_of
 from .ggufmodel import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
 from .identity import digest
+from .modelcard import TOKENIZER_FILES
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # of a repository of the hub: all but weights
 _IGNORED = (".attn.masked_bias", ".attn.bias", "rotary_emb.inv_freq")  # buffers that old files hold
@@ -75,6 +76,13 @@ def model_digest(source: Path) -> str:
         return sha256_of(source)
     files = sorted([source / "config.json", *source.glob("*.safetensors")])
     return digest({path.name: sha256_of(path) for path in files})
+
+
+def tokenizer_digest(source: Path) -> str:
+    """One digest of the tokenizer's files in a folder; the sha256 of a GGUF file."""
+    if is_gguf(source):
+        return sha256_of(source)
+    return digest({name: sha256_of(source / name) for name in TOKENIZER_FILES if (source / name).is_file()})
 
 
 def config_of(source: Path) -> tuple[type, Any]:

@@ -6,10 +6,12 @@ Everything lies in one folder and is kept, so that the same command goes on wher
 data/ and tokenizer/, the run itself (metrics, tapered weights, result.json), scores.json and export/.
 """
 
+import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +21,37 @@ from torch import nn
 from .compute import take_device
 from .data.blocks import Blocks, batch_of
 from .data.coders import Coder, open_tokenizer
+from .data.manifest import read_manifest
 from .data.origins import origin_of
+from .errors import UserError
 from .evaluate import Evaluation, evaluate_blocks
-from .export import Form, save
+from .export import FORMS, Form, save
+from .export import remove as remove_export
 from .files import discard, read_json, sha256_of, write_json
 from .finetune import next_tokens
 from .folding import fold
 from .foresight import LEVEL, look_at
-from .identity import digest
+from .identity import canonical_json, digest
 from .jobs import FinetuneJob, OwnJob
 from .modelcard import Story
 from .models.store import load
 from .models.store import save as save_run
 from .norms import TaperNorm
 from .optimisation import Optimisation
-from .owntext import prepare, seen_in_training
-from .pretrained import commit_of, licence_of, load_pretrained, model_digest
+from .outputs import Work, output_folder
+from .owntext import prepare, seen_in_training, text_digest
+from .pretrained import commit_of, licence_of, load_pretrained, model_digest, tokenizer_digest
 from .provenance import code_commit, provenance
-from .request import Request, resolve
+from .request import Request, Resolved, resolve
 from .rowscore import score_rows
-from .runlock import run_lock
 from .schedule import GateSchedule
 from .scoring import target_bytes
-from .selfcheck import FILE
+from .selfcheck import FormFailed
 from .settings import HardwareConfig
 from .taper import Taper, attach
-from .taper_options import HELD_OUT
+from .taper_options import HELD_OUT, KIND
 from .train import Plan, Trainer
-from .training_run import data_hashes, fingerprint_of, run_training
+from .training_run import RUN_FILES, data_hashes, fingerprint_of, train_in
 
 SCORES, EXPORT = "scores.json", "export"
 LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
@@ -54,35 +59,89 @@ _TOLD = (SCORES, "spread.json", LAST_GOOD)  # of one run's weights
 _STORY = "story.json"  # in LAST_GOOD: what result.json would tell of it
 
 
-def taper_model(request: Request) -> dict[str, Any]:
-    """Run the recipe, or go on with it; returns the scores (corpus -> "before", "after" -> statistics).
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of the recipe came to.
+
+    Attributes:
+        scores: corpus -> "before", "after" -> statistics.
+        exported: the form that was written; None: none was.
+        failed: form -> why it was not written.
+    """
+
+    scores: dict[str, Any]
+    exported: Form | None
+    failed: dict[Form, str]
+
+
+def taper_model(request: Request) -> Outcome:
+    """Run the recipe, or go on with it.
 
     Raises:
         UserError: the model, the text or the folder cannot be used, or the run diverged; the message holds the remedy.
     """
     found = resolve(request)
-    base, outlined, job, hardware, form = found.base, found.outlined, found.job, found.hardware, found.form
+    base, outlined, job, hardware = found.base, found.outlined, found.job, found.hardware
     device = take_device(hardware.device, hardware.threads)
-    with run_lock(request.out / "data"):
+    facts = {"source": request.model, "commit": commit_of(base), "licence": licence_of(base)}
+    facts |= {"digest": model_digest(base)}
+    with output_folder(request.out, _work(request, found, facts["digest"]), overwrite=request.overwrite):
         blocks = prepare(request, base, outlined, job.context)
-        facts = {"source": request.model, "commit": commit_of(base), "licence": licence_of(base)}
         manifest = blocks[HELD_OUT, "train"].manifest
-        facts |= {"digest": model_digest(base), "data": origin_of(manifest)}
-        data = {**data_hashes(manifest), "base": facts["digest"]}
-        fingerprint = fingerprint_of(job, data)
-        run_training(
+        facts |= {"data": origin_of(manifest)}
+        fingerprint = fingerprint_of(job, {**data_hashes(manifest), "base": facts["digest"]})
+        earlier = _weights(request.out)
+        train_in(
+            request.out,
             "finetune",
             job,
-            request.out,
             fingerprint,
             lambda folder: _trainer(job, hardware, facts, base, blocks, device, request.out, folder, fingerprint),
             lambda trainer: {"base": facts} | _norms(trainer),
-            told=(*_TOLD, EXPORT) if (request.out / EXPORT / FILE).is_file() else _TOLD,  # or it is none of ours
+            told=_TOLD,
         )
+        if earlier != _weights(request.out):
+            remove_export(request.out / EXPORT)  # it is of other weights
         scores = _scores(request.out, base, blocks, hardware, device)
-        if not request.keep_norms:
-            export_run(request.out, request.out / EXPORT, form=form)
-    return scores
+        others: list[Form] = [form for form in FORMS if form != found.form]
+        return Outcome(scores, *_export_first(request.out, [] if request.keep_norms else [found.form, *others]))
+
+
+def _work(request: Request, found: Resolved, base_digest: str) -> Work:
+    """What the output folder of a request belongs to: its job, its base model and its training text."""
+    text = text_digest(found.texts.corpora[HELD_OUT])
+    identity = {"job": found.job.model_dump(mode="json"), "base": base_digest, "text": text}
+    identity["tokenizer"] = tokenizer_digest(found.base)
+    files = (*RUN_FILES, "data", "tokenizer", *_TOLD)
+    return Work(KIND, json.loads(canonical_json(identity)), files, _earlier_names(request, found, base_digest, text))
+
+
+def _earlier_names(request: Request, found: Resolved, base_digest: str, text: str) -> tuple[str, ...]:
+    """What an earlier version, which left no mark, called this job: by the blocks in its folder, if of this text."""
+    data = request.out / "data" / HELD_OUT
+    if not (data / "text.json").is_file() or read_json(data / "text.json").get("text") != text:
+        return ()
+    hashes = data_hashes(read_manifest(data / "blocks", "blocks")) if (data / "blocks/manifest.json").is_file() else {}
+    return (fingerprint_of(found.job, {**hashes, "base": base_digest}),)
+
+
+def _weights(run: Path) -> str | None:
+    """The sha256 of the weights in a run folder; None where there are none."""
+    path = run / "model.safetensors"
+    return sha256_of(path) if path.is_file() else None
+
+
+def _export_first(run: Path, forms: Sequence[Form]) -> tuple[Form | None, dict[Form, str]]:
+    """Export a run in the first of `forms` that computes what the folded model does; why the ones before do not."""
+    failed: dict[Form, str] = {}
+    for form in forms:
+        try:
+            export_run(run, run / EXPORT, form=form)
+        except FormFailed as error:
+            failed[form] = str(error)
+        else:
+            return form, failed
+    return None, failed
 
 
 def export_run(run: Path, folder: Path, *, form: Form, dtype: torch.dtype | None = None) -> None:
@@ -196,7 +255,7 @@ def _scores(
     path, weights = out / SCORES, sha256_of(out / "model.safetensors")
     texts = {name: opened for (name, split), opened in blocks.items() if split == "valid"}
     identity = digest([weights, {name: opened.split["sha256"] for name, opened in texts.items()}])
-    if path.is_file() and (known := read_json(path))["identity"] == identity and "provenance" in known:
+    if (known := _told(path)).get("identity") == identity and "provenance" in known:
         return known["corpora"]
     coder = open_tokenizer(out / "tokenizer")
     makers = {"before": lambda: load_pretrained(base), "after": lambda: _finished(out)}
@@ -208,6 +267,14 @@ def _scores(
     told = {"identity": identity, "corpora": corpora, "provenance": provenance(weights_sha256=weights)}
     write_json(path, {"schema_version": 1, "kind": "scores", **told})
     return corpora
+
+
+def _told(path: Path) -> Mapping[str, Any]:
+    """What a file of scores tells; nothing where it is missing or damaged, so that they are taken again."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, UserError):
+        return {}
 
 
 def _finished(out: Path) -> nn.Module:
@@ -222,7 +289,8 @@ def _statistics(model: nn.Module, blocks: Blocks, coder: Coder, *, batch: int, d
     targets = blocks.rows.shape[0] * (blocks.rows.shape[1] - 1)
     size = target_bytes(blocks, coder)
     bits = None if mean is None or size == 0 else mean * targets / math.log(2) / size
-    return {**statistics, "targets": targets, "bytes": size, "bits_per_byte": bits}
+    uniform = math.log(blocks.manifest["vocab_size"])
+    return {**statistics, "uniform": uniform, "targets": targets, "bytes": size, "bits_per_byte": bits}
 
 
 def _story(run: Path) -> Story | None:
@@ -246,6 +314,6 @@ def _story(run: Path) -> Story | None:
 
 def _scores_of(run: Path) -> dict[str, Any]:
     """The scores of the weights that lie in `run`; none where they were not taken, or of other weights."""
-    known = read_json(run / SCORES) if (run / SCORES).is_file() else {}
+    known = _told(run / SCORES)
     weights = known.get("provenance", {}).get("weights_sha256")
     return known["corpora"] if weights == sha256_of(run / "model.safetensors") else {}

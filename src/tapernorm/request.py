@@ -65,10 +65,10 @@ def resolve(request: Request, *, weights: bool = True) -> Resolved:
             folder is no place for a run.
     """
     texts = check(request)
+    require_output(request)
     base = find(request.model, weights=False)
     outlined = skeleton(base)
     job, hardware, form = job_of(request, outlined), hardware_of(request, outlined), form_of(request, outlined)
-    require_output(request.out)
     if base == Path(request.model).expanduser() and not has_weights(base):
         raise UserError(f"{base} holds no weights (*.safetensors): fetch or save them there")
     for text in texts.repeated:

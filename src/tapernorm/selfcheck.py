@@ -25,6 +25,10 @@ _SEQUENCES, _LENGTH = 4, 16
 _TOLERANCE = 1e-3  # of the largest logit: float32 on two machines parts by some 1e-6 of it, a fault by about all of it
 
 
+class FormFailed(UserError):
+    """A form of an export does not compute what the folded model does, or nothing finite."""
+
+
 @dataclass(frozen=True)
 class SelfCheck:
     """What a whole export is known by."""
@@ -113,7 +117,7 @@ def typical_tokens(model: nn.Module) -> Tensor:
     any size, and their rounding too. A sequence whose logits are not finite is dropped: the model says nothing of it.
 
     Raises:
-        UserError: that is every sequence.
+        FormFailed: that is every sequence.
     """
     draw = generator(0, "selfcheck")
     tokens = torch.randint(vocabulary_of(model), (_SEQUENCES, 1), generator=draw)
@@ -121,7 +125,7 @@ def typical_tokens(model: nn.Module) -> Tensor:
         logits = _last_logits(model, tokens)
         finite = logits.isfinite().all(dim=1)
         if not finite.any():
-            raise UserError(f"the model's logits are not finite after {tokens.shape[1]} tokens: train it for longer")
+            raise FormFailed(f"the model's logits are not finite after {tokens.shape[1]} tokens: train it for longer")
         tokens, logits = tokens[finite], logits[finite]
         if tokens.shape[1] >= min(_LENGTH, context_of(model)):
             return tokens

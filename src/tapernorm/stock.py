@@ -19,6 +19,7 @@ from .arch import architecture_of, kept_norms
 from .errors import UserError
 from .models.store import blank
 from .norms import Form, TaperNorm, kind_of
+from .selfcheck import FormFailed
 
 EPS = 2.0**80
 DISARMED_EPS = 1e6  # no mean square of a residual stream comes near: a norm with such an eps divides by a constant
@@ -70,7 +71,7 @@ def disarmed(model: nn.Module) -> nn.Module:
                 f"the gate is {norm.gate.value.item():g} and form stock needs 0: Taper.set_gate(0), or train to the end"
             )
     if (reason := why_not_stock(model, set(norms))) is not None:
-        raise UserError(f"this model has no stock form: {reason}; {_REMEDY}")
+        raise FormFailed(f"this model has no stock form: {reason}; {_REMEDY}")
     source: Any = model
     config = copy.deepcopy(source.config)
     setattr(config, str(eps_field(config)), EPS)
@@ -80,6 +81,6 @@ def disarmed(model: nn.Module) -> nn.Module:
     for name, norm in norms.items():
         plain = stock.get_submodule(name)
         if getattr(plain, kind_of(plain).eps) != EPS:
-            raise UserError(f"this model has no stock form: {name} does not read the config's eps; {_REMEDY}")
+            raise FormFailed(f"this model has no stock form: {name} does not read the config's eps; {_REMEDY}")
         plain.weight.copy_(norm.linear_form().coefficient * math.sqrt(EPS) - norm.gain_offset)
     return stock.eval()

@@ -10,10 +10,12 @@ from .configfile import parse
 from .data.textfiles import find_files
 from .devices import most_threads
 from .errors import UserError, settings_named
+from .outputs import require_kind
 from .settings import NAME, NAME_LENGTH, OWN_SPLIT, DataConfig
 
 NAMED = tuple(name for name in get_args(DataConfig.model_fields["source"].annotation) if name != "text")
 HELD_OUT = "held-out"  # the part of the training text that no step sees
+KIND = "taper"  # what its output folder is marked as
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Request:
     precision: Literal["float32", "bf16"] | None = None  # bf16: autocast, weights stay float32
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
+    overwrite: bool = False  # delete another job's output in `out`
 
 
 @dataclass(frozen=True)
@@ -122,13 +125,17 @@ def data_config(text: str, field: str, valid_fraction: float, files: tuple[str, 
     return parse(DataConfig, raw, f"the text {text!r}")
 
 
-def require_output(out: Path) -> None:
-    """Raise UserError where a run cannot be written into `out`."""
+def require_output(request: Request) -> None:
+    """Raise UserError where a run cannot be written into `out`: a file, the model's own folder, or somebody else's."""
+    out = request.out
     for place in (out, *out.parents):
         if place.exists():
             if not place.is_dir():
                 raise UserError(f"--out {out}: {place} is a file: name another folder")
-            return
+            break
+    if out.exists() and Path(request.model).exists() and out.samefile(request.model):
+        raise UserError(f"--out {out} is the folder of --model, which a run would replace: name another folder")
+    require_kind(out, KIND, overwrite=request.overwrite)
 
 
 def _once(

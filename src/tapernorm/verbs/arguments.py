@@ -15,7 +15,7 @@ from ..files import parse_json
 from ..settings import NAME, NAME_LENGTH, HardwareConfig, Strict
 
 Job = TypeVar("Job", bound=Strict)
-Verb = Callable[[argparse.Namespace], None]
+Verb = Callable[[argparse.Namespace], int | None]  # returns the exit code, where it is not 0
 
 
 class Parser(argparse.ArgumentParser):

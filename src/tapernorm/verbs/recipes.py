@@ -1,19 +1,21 @@
 """Verbs for a model of one's own: taper, export."""
 
 import argparse
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
 from ..errors import UserError
 from ..settings import DataConfig
-from .arguments import Verbs, device, named, stands_for
+from .arguments import Verbs, device, named, overwrite, stands_for
 
 _SOURCES = get_args(DataConfig.model_fields["source"].annotation)
 _DATA = f"a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(name for name in _SOURCES if name != 'text')}"
 _DTYPES = ("float32", "bfloat16", "float16")
 _FORMS = ("stock", "normfree")
 _PRECISIONS = ("float32", "bf16")
+FORM_MISSING = 3  # exit code of a finished run whose export lacks the form that was wanted
 
 
 def add(verbs: Verbs) -> None:
@@ -57,6 +59,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument(
         "--dry-run", action="store_true", help="check all options, show norms, consumers and settings; train nothing"
     )
+    overwrite(made)
     device(made)
     stands_for(made, data__source="--data", data__files="--data", data__field="--field")
     stands_for(made, data__valid_fraction="--valid-fraction", gpt2__context="--context", model__context="--context")
@@ -76,11 +79,11 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def taper(arguments: argparse.Namespace) -> None:
+def taper(arguments: argparse.Namespace) -> int:
     from ..taper_options import Request, check
 
     names = ("model", "steps", "out", "final", "field", "valid_fraction", "lr", "batch", "context", "micro_batch")
-    names += ("level_weight", "keep_norms", "precision")
+    names += ("level_weight", "keep_norms", "precision", "overwrite")
     chosen: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "seed", "form", "device", "threads")}
     chosen["sites"] = tuple(arguments.sites) if arguments.sites else None
     scored = tuple(named(given, "--score", "TEXT") for given in arguments.score)
@@ -91,19 +94,28 @@ def taper(arguments: argparse.Namespace) -> None:
         from ..outline import outline
 
         print(outline(request))
-        return
+        return 0
     from ..devices import device_slot
+    from ..modelcard import worse_than_guessing
     from ..owntext import seen_in_training
     from ..recipe import taper_model
 
     with device_slot(arguments.device, 1):
-        scores = taper_model(request)
+        outcome = taper_model(request)
     seen = seen_in_training(arguments.out)
-    for corpus, forms in scores.items():
+    for corpus, forms in outcome.scores.items():
         before, after = (_shown(forms[form]) for form in ("before", "after"))
         told = " (seen in training)" if corpus in seen else ""
         print(f"{corpus}{told}: before {before}; after {after}")
-    print("a control: nothing exported" if arguments.keep_norms else f"exported to {arguments.out / 'export'}")
+    for line in worse_than_guessing(outcome.scores):
+        print(line)
+    for form, reason in outcome.failed.items():
+        print(f"tapernorm: not exported as {form}: {reason}", file=sys.stderr)
+    if outcome.exported is not None:
+        print(f"exported as {outcome.exported} to {arguments.out / 'export'}")
+    else:
+        print("a control: nothing exported" if arguments.keep_norms else "nothing exported")
+    return FORM_MISSING if outcome.failed else 0
 
 
 def export(arguments: argparse.Namespace) -> None:
