@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tapernorm.cli import main
 from tapernorm.errors import UserError
 from tapernorm.outputs import MARK, Work, output_files, output_folder, require_kind, require_writable
 
-MINE = Work("corpus", {"job": {"seed": 1, "data": {"source": "web"}}}, ("a.txt", "sub"))
-OTHER = Work("corpus", {"job": {"seed": 2, "data": {"source": "web"}}}, ("a.txt", "sub"))
-OTHER_KIND = Work("tokens", MINE.identity, ("a.txt",))
+ROOT = Path(__file__).parents[1]
+MINE = Work("fold", {"job": {"seed": 1, "data": {"source": "web"}}})
+OTHER = Work("fold", {"job": {"seed": 2, "data": {"source": "web"}}})
+OTHER_KIND = Work("tokens", MINE.identity)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -21,7 +23,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def write(folder: Path, work: Work = MINE, *, overwrite: bool = False, text: str = "made") -> None:
     with output_folder(folder, work, overwrite=overwrite):
-        for name in ("a.txt", "sub/b.txt"):
+        for name in ("result.json", "fused/config.json"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)
 
@@ -31,15 +33,15 @@ def test_an_absent_or_empty_folder_is_taken_and_marked(tmp_path: Path) -> None:
     for name in ("absent/below", "empty"):
         write(tmp_path / name)
         mark = json.loads((tmp_path / name / MARK).read_text())
-        assert mark["job"] == {"kind": "corpus", "identity": MINE.identity}
-        assert set(mark["files"]) == {"a.txt", "sub"}
+        assert mark["job"] == {"kind": "fold", "identity": MINE.identity}
+        assert set(mark["files"]) == {"unfused", "fused", "result.json"}
 
 
 def test_the_same_job_writes_again_and_keeps_what_others_put_there(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     write(tmp_path, text="again")
-    assert (tmp_path / "a.txt").read_text() == "again"
+    assert (tmp_path / "result.json").read_text() == "again"
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -55,7 +57,7 @@ def test_a_folder_of_somebody_elses_files_is_refused_whatever_is_asked(tmp_path:
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize(("work", "told"), [(OTHER, "seed 1 there, 2 here"), (OTHER_KIND, "`tapernorm corpus`")])
+@pytest.mark.parametrize(("work", "told"), [(OTHER, "seed 1 there, 2 here"), (OTHER_KIND, "`tapernorm fold`")])
 def test_another_jobs_folder_is_refused_with_what_differs_and_kept(tmp_path: Path, work: Work, told: str) -> None:
     write(tmp_path)
     before = content(tmp_path)
@@ -68,11 +70,10 @@ def test_another_jobs_folder_is_refused_with_what_differs_and_kept(tmp_path: Pat
 def test_overwrite_deletes_what_the_mark_lists_and_nothing_else(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    smaller = Work("corpus", OTHER.identity, ("a.txt",))
-    with output_folder(tmp_path, smaller, overwrite=True):
+    with output_folder(tmp_path, OTHER, overwrite=True):
         assert set(content(tmp_path)) == {"lock", MARK, "notes.txt"}
-    require_writable(tmp_path, smaller)
-    require_writable(tmp_path, MINE)  # nothing of the smaller job is there to lose
+    for work in (OTHER, MINE):
+        require_writable(tmp_path, work)  # nothing is there to lose
 
 
 def test_a_mark_cannot_make_overwrite_delete_outside_its_folder(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_a_mark_cannot_make_overwrite_delete_outside_its_folder(tmp_path: Path) 
     write(folder)
     victim.write_text("mine")
     mark = json.loads((folder / MARK).read_text())
-    mark["files"] |= {"../victim": "corpus", str(victim): "corpus"}
+    mark["files"] |= {"../victim": "fold", str(victim): "fold"}
     (folder / MARK).write_text(json.dumps(mark))
     write(folder, OTHER, overwrite=True)
     assert victim.read_text() == "mine"
@@ -88,14 +89,14 @@ def test_a_mark_cannot_make_overwrite_delete_outside_its_folder(tmp_path: Path) 
 
 def test_a_folder_whose_files_a_workflow_engine_deleted_is_free(tmp_path: Path) -> None:
     write(tmp_path)
-    (tmp_path / "a.txt").unlink()
-    shutil.rmtree(tmp_path / "sub")
+    (tmp_path / "result.json").unlink()
+    shutil.rmtree(tmp_path / "fused")
     write(tmp_path, OTHER)
     assert json.loads((tmp_path / MARK).read_text())["job"]["identity"] == OTHER.identity
 
 
 def test_checkpoints_of_another_job_are_kept_unless_that_job_diverged(tmp_path: Path) -> None:
-    train, other = (Work("pretrain", {"job": {"seed": seed}}, ("resume",)) for seed in (1, 2))
+    train, other = (Work("pretrain", {"job": {"seed": seed}}) for seed in (1, 2))
     with output_folder(tmp_path, train):
         (tmp_path / "resume" / "one").mkdir(parents=True)
         (tmp_path / "resume" / "one" / "step.pt").write_text("state")
@@ -110,7 +111,7 @@ def test_a_damaged_mark_lets_nobody_in(tmp_path: Path) -> None:
     for damage in ("", "{", "[]", '{"schema_version": 99}'):
         (tmp_path / MARK).write_text(damage)
         with pytest.raises(UserError, match=f"{MARK} is damaged"):
-            require_kind(tmp_path, "corpus", overwrite=True)
+            require_kind(tmp_path, "fold", overwrite=True)
 
 
 def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
@@ -152,3 +153,63 @@ def test_files_beside_a_job_stay_when_the_job_is_overwritten(tmp_path: Path) -> 
     assert (tmp_path / "score.json").exists()
     with output_files([tmp_path / "score.json"], "evaluate"):  # and is still known
         pass
+
+
+# The verbs
+
+
+def words(verb: str, made: Path, out: Path) -> list[str]:
+    """A call of `verb` on the small things in `made`, which would succeed on an absent folder."""
+    config = ["--config", str(ROOT / "config/test.yaml")]
+    corpus, tokenizer = (str(made / name) for name in ("corpus", "tokenizer"))
+    more = {
+        "corpus": config,
+        "tokenizer": [*config, "--corpus", corpus],
+        "tokens": [*config, "--corpus", corpus, "--tokenizer", tokenizer],
+        "blocks": [*config, "--text", "train", "--corpus", corpus, "--tokenizer", tokenizer],
+    }[verb]
+    return [verb, *more, "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, a tokenizer and token streams of the test config."""
+    folder = tmp_path_factory.mktemp("made")
+    for verb in ("corpus", "tokenizer", "tokens"):
+        assert main(words(verb, folder, folder / verb)) == 0
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["corpus", "tokenizer", "tokens", "blocks"])
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+def test_a_verb_of_text_leaves_somebody_elses_folder_alone(made: Path, tmp_path: Path, capsys, verb: str, more) -> None:
+    (tmp_path / "thesis.txt").write_text("all of it")
+    assert main([*words(verb, made, tmp_path), *more]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "thesis.txt" in said
+    assert content(tmp_path) == {"thesis.txt": b"all of it"}
+
+
+def test_a_verb_of_text_replaces_its_own_output_of_the_same_job_alone(made: Path, tmp_path: Path, capsys) -> None:
+    out = Path(shutil.copytree(made / "tokens", tmp_path / "tokens"))
+    before = content(out)
+    assert main(words("tokens", made, out)) == 0  # the same job again
+    other = [*words("tokens", made, out), "--set", "model.context=12"]
+    assert main(other) == 2
+    assert "12 here" in capsys.readouterr().err
+    assert main(words("corpus", made, out)) == 2
+    assert "`tapernorm tokens`" in capsys.readouterr().err
+    assert {name: content(out)[name] for name in ("train.bin", "valid.bin")} == {
+        name: before[name] for name in ("train.bin", "valid.bin")
+    }
+    assert main([*other, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize("option", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(made: Path, tmp_path: Path, monkeypatch, capsys, option: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main([*words("tokens", made, tmp_path)[:-1], option])
+    assert stopped.value.code == 2
+    assert "--out" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from .identity import digest
 from .jobs import BaseJob
 from .models.gpt2 import fresh, is_disarmed, load_base
 from .models.llama import parameter_count
-from .models.store import MODEL_FILES, save
+from .models.store import save
 from .optimisation import Optimisation
 from .outputs import Work, output_folder
 from .provenance import provenance
@@ -32,7 +32,7 @@ def bring_model(source: str, out: Path, *, overwrite: bool = False) -> dict[str,
         UserError: it cannot be had, or is no GPT-2; or `out` holds another model and is not to be overwritten. The
             message holds the remedy.
     """
-    work = Work("base", {"source": source}, (*MODEL_FILES, "result.json"))
+    work = Work("base", {"source": source})
     with output_folder(out, work, overwrite=overwrite):
         model = load_base(source)
         (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it

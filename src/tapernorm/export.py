@@ -27,6 +27,7 @@ from .models import store
 from .pretrained import load_pretrained
 from .selfcheck import CARD, FILE, NEW_CARD, FormFailed, SelfCheck, typical_tokens
 from .stock import disarmed, refuse_dtype
+from .tokenizerfiles import TOKENIZER_FILES
 
 Form = Literal["stock", "normfree"]
 FORMS: tuple[Form, ...] = ("stock", "normfree")
@@ -151,7 +152,7 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
     for path in sorted(source.iterdir()):
-        if path.name in modelcard.TOKENIZER_FILES:
+        if path.name in TOKENIZER_FILES:
             copy = shutil.copytree if path.is_dir() else shutil.copyfile
             copy(path, folder / path.name)
 

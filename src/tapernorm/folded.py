@@ -49,7 +49,7 @@ def fold_run(
     model = load(run).to(chosen)
     stream = None if tokens is None else _open_stream(tokens, model)
     weights = sha256_of(run / "model.safetensors")  # of the model that is folded
-    work = Work("fold", {"weights_sha256": weights}, (*FORMS, "result.json"))
+    work = Work("fold", {"weights_sha256": weights})
     with output_folder(out, work, overwrite=overwrite):
         (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
         values = {} if stream is None else {"valid_ce_gated": _loss(model, stream, chosen)}

@@ -14,18 +14,6 @@ from .norms import FixedScale
 from .provenance import code_commit
 from .stock import EPS
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates",  # a folder
-)
 _LOAD = {
     "stock": """\
     from transformers import AutoModelForCausalLM

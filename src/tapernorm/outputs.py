@@ -23,23 +23,21 @@ from .errors import UserError
 from .files import discard, is_partial, read_json, write_json
 from .identity import digest
 from .runlock import LOCK, run_lock
+from .tokenizerfiles import TOKENIZER_FILES
 
 MARK = ".tapernorm.json"
 SCHEMA_VERSION = 1
 _SHOWN = 3  # names of files, or settings that differ, in one message
 _LONGEST = 40  # characters of a setting in a message
-# What earlier versions wrote into the folders that they did not mark.
-_UNMARKED_FILES = {
-    **dict.fromkeys(
-        ("pretrain", "arm", "base", "finetune"),
-        ("metrics.jsonl", "model.safetensors", "config.json", "result.json", "resume", "tensorboard"),
-    ),
-    "fold": ("unfused", "fused", "result.json"),
+_TRAINING = ("metrics.jsonl", "model.safetensors", "config.json", "result.json", "resume", "tensorboard")
+FILES = {  # kind -> names of all that a job of that kind writes into its folder; folders among them count whole
     "corpus": ("train.jsonl", "valid.jsonl", "manifest.json"),
-    "tokenizer": ("tokenizer.model", "manifest.json"),
+    "tokenizer": ("tokenizer.model", *TOKENIZER_FILES, "manifest.json"),
     "tokens": ("train.bin", "valid.bin", "manifest.json"),
     "blocks": ("train.bin", "valid.bin", "manifest.json"),
-    "taper": ("data", "tokenizer", "scores.json", "spread.json", "last-good"),  # beside a fine-tune's
+    **dict.fromkeys(("pretrain", "arm", "base", "finetune"), _TRAINING),
+    "fold": ("unfused", "fused", "result.json"),
+    "taper": (*_TRAINING, "data", "tokenizer", "scores.json", "spread.json", "last-good"),
 }
 _IDENTITIES = {"fold": ("weights_sha256",), "base": ("source",)}  # what of a result.json defines its folder
 
@@ -49,16 +47,19 @@ class Work:
     """One job and the folder output that belongs to it.
 
     Attributes:
-        kind: the verb that does it.
+        kind: the verb that does it, a key of `FILES`.
         identity: everything that defines its output, as plain JSON values.
-        files: names of what it writes into its folder; folders among them count whole.
         known_as: fingerprints that earlier versions gave this very job.
     """
 
     kind: str
     identity: Mapping[str, Any]
-    files: tuple[str, ...]
     known_as: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of what it writes into its folder."""
+        return FILES[self.kind]
 
     @property
     def fingerprint(self) -> str:
@@ -165,24 +166,24 @@ def _owner_of(folder: Path) -> _Owner | None:
 def _unmarked_owner(folder: Path) -> _Owner | None:
     """Whose a folder of an earlier version is, by the files in it."""
     result = read_json(path) if (path := folder / "result.json").is_file() else {}
-    if isinstance(result, dict) and result.get("kind") in _UNMARKED_FILES and "provenance" in result:
+    if isinstance(result, dict) and result.get("kind") in FILES and "provenance" in result:
         return _owner_by_result(result)
     if checkpoints := sorted(path.name for path in folder.glob("resume/*") if path.is_dir()):
-        return _Owner(None, None, tuple(checkpoints), _UNMARKED_FILES["pretrain"])
+        return _Owner(None, None, tuple(checkpoints), _TRAINING)
     manifest = _json_of(folder / "manifest.json")
-    if manifest.get("kind") in _UNMARKED_FILES and "provenance" in manifest:
-        return _Owner(manifest["kind"], None, (), (*_UNMARKED_FILES[manifest["kind"]], *manifest.get("files", ())))
+    if manifest.get("kind") in FILES and "provenance" in manifest:
+        return _Owner(manifest["kind"], None, (), FILES[manifest["kind"]])
     return None
 
 
 def _owner_by_result(result: Mapping[str, Any]) -> _Owner:
     """Whose a folder with this result.json is."""
-    kind, files = result["kind"], _UNMARKED_FILES[result["kind"]]
+    kind = result["kind"]
     identity = {key: result[key] for key in _IDENTITIES.get(kind, ("job",)) if key in result}
     if kind == "finetune" and result.get("job", {}).get("size") == "own":
-        kind, files = "taper", (*files, *_UNMARKED_FILES["taper"])
+        kind = "taper"
     told = result["provenance"].get("fingerprint")
-    return _Owner(kind, identity, (told or digest(identity),), files)
+    return _Owner(kind, identity, (told or digest(identity),), FILES[kind])
 
 
 def _same(owner: _Owner, work: Work) -> bool:

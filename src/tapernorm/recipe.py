@@ -51,7 +51,7 @@ from .settings import HardwareConfig
 from .taper import Taper, attach
 from .taper_options import HELD_OUT, KIND
 from .train import Plan, Trainer
-from .training_run import RUN_FILES, data_hashes, fingerprint_of, train_in
+from .training_run import data_hashes, fingerprint_of, train_in
 
 SCORES, EXPORT = "scores.json", "export"
 LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
@@ -112,8 +112,7 @@ def _work(request: Request, found: Resolved, base_digest: str) -> Work:
     text = text_digest(found.texts.corpora[HELD_OUT])
     identity = {"job": found.job.model_dump(mode="json"), "base": base_digest, "text": text}
     identity["tokenizer"] = tokenizer_digest(found.base)
-    files = (*RUN_FILES, "data", "tokenizer", *_TOLD)
-    return Work(KIND, json.loads(canonical_json(identity)), files, _earlier_names(request, found, base_digest, text))
+    return Work(KIND, json.loads(canonical_json(identity)), _earlier_names(request, found, base_digest, text))
 
 
 def _earlier_names(request: Request, found: Resolved, base_digest: str, text: str) -> tuple[str, ...]:

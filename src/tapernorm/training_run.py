@@ -33,7 +33,6 @@ from .train import Trainer
 
 SCHEMA_VERSION = 1
 RESULT_FILES = ("metrics.jsonl", "model.safetensors", "config.json", "result.json")
-RUN_FILES = (*RESULT_FILES, "resume", "tensorboard")  # all that a training writes into its folder
 _NUMERICS = 2  # raised when the code changes what a job computes: checkpoints of older code then never load
 
 
@@ -44,7 +43,7 @@ def training_work(kind: str, job: Strict, data: Any) -> Work:
         data: hashes of what it trains on.
     """
     identity = {"numerics": _NUMERICS, "job": job.model_dump(mode="json"), "data": data}
-    return Work(kind, json.loads(canonical_json(identity)), RUN_FILES)
+    return Work(kind, json.loads(canonical_json(identity)))
 
 
 def fingerprint_of(job: Strict, data: Any) -> str:

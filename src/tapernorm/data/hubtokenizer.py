@@ -15,8 +15,8 @@ from ..errors import UserError
 from ..files import read_json, sha256_of, whole_file, write_json
 from ..ggufmodel import is_gguf, tokenizer_of_gguf
 from ..identity import digest
-from ..modelcard import TOKENIZER_FILES
 from ..provenance import provenance
+from ..tokenizerfiles import TOKENIZER_FILES
 from .coders import HUB, backend_of
 from .manifest import SCHEMA_VERSION, read_manifest
 

@@ -11,6 +11,17 @@ SCHEMA_VERSION = 1
 Kind = Literal["corpus", "tokenizer", "tokens", "blocks"]
 
 
+def content_of(folder: Path) -> Any:
+    """Hashes of what the corpus, tokenizer, token stream or blocks in `folder` hold; None where there is none yet."""
+    if not (folder / "manifest.json").is_file():
+        return None
+    manifest = read_json(folder / "manifest.json")
+    if not isinstance(manifest, dict):
+        return None
+    splits = manifest.get("splits", {})
+    return manifest.get("sha256", {name: split.get("sha256") for name, split in splits.items()})
+
+
 def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
     """The manifest of `folder`, which must hold a `kind` written with this schema version.
 

@@ -52,7 +52,7 @@ class Verbs:
 def folders(made: argparse.ArgumentParser, **options: str) -> None:
     """Required options that name a folder."""
     for name, what in options.items():
-        made.add_argument(f"--{name}", metavar="DIR", type=Path, required=True, help=what)
+        made.add_argument(f"--{name}", metavar="DIR", type=path, required=True, help=what)
 
 
 def stands_for(made: argparse.ArgumentParser, **options: str) -> None:
@@ -76,7 +76,9 @@ def threads(made: argparse.ArgumentParser) -> None:
     made.add_argument("--threads", type=thread_count, default=1, metavar="N", help="CPU threads")
 
 
-def overwrite(made: argparse.ArgumentParser) -> None:
+def output(made: argparse.ArgumentParser, what: str) -> None:
+    """A folder of its own that a verb writes, and the leave to replace another job's."""
+    made.add_argument("--out", metavar="DIR", type=path, required=True, help=what)
     made.add_argument(
         "--overwrite", action="store_true", help="delete what another job of this verb wrote into --out; nothing else"
     )
@@ -84,7 +86,6 @@ def overwrite(made: argparse.ArgumentParser) -> None:
 
 def training(made: argparse.ArgumentParser) -> None:
     """What every training verb takes besides its job."""
-    overwrite(made)
     made.add_argument("--hardware", metavar="JSON", help="with --job: the hardware section of a config")
     made.add_argument("--threads", type=thread_count, metavar="N", help="CPU threads, in place of hardware.threads")
 
@@ -177,6 +178,13 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def path(text: str) -> Path:
+    """The type of an option that names a file or folder; an empty name would be the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty: give a file or folder")
+    return Path(text)
 
 
 positive = whole(1)

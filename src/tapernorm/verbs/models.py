@@ -17,7 +17,8 @@ from .arguments import (
     from_json,
     job_of,
     named_folders,
-    overwrite,
+    output,
+    path,
     positive,
     seed,
     slots,
@@ -32,26 +33,25 @@ def add(verbs: Verbs) -> None:
     made = verbs.add(evaluate, "score a finished model on a token stream, or on blocks with the tails of its losses")
     folders(made, model=f"{_RUN}, or a folder that `tapernorm fold` wrote")
     text = made.add_mutually_exclusive_group(required=True)
-    text.add_argument("--tokens", type=Path, metavar="DIR", help="folder written by `tapernorm tokens`")
+    text.add_argument("--tokens", type=path, metavar="DIR", help="folder written by `tapernorm tokens`")
     text.add_argument(
         "--blocks", nargs="+", metavar="NAME=DIR", help="folders written by `tapernorm blocks`, `hubrows` or `filter`"
     )
     made.add_argument("--split", choices=("train", "valid"), help="with --tokens; default: valid")
-    made.add_argument("--folded", type=Path, metavar="DIR", help="with --blocks: its folded form, scored as well")
-    made.add_argument("--tokenizer", type=Path, metavar="DIR", help="with --blocks: shows the worst rows as text")
+    made.add_argument("--folded", type=path, metavar="DIR", help="with --blocks: its folded form, scored as well")
+    made.add_argument("--tokenizer", type=path, metavar="DIR", help="with --blocks: shows the worst rows as text")
     made.add_argument("--job", metavar="JSON", help="with --blocks: what is scored, as the workflow gives it")
     made.add_argument("--batch", type=positive, default=16, metavar="N", help="windows per forward pass")
     device(made)
     slots(made)
     threads(made)
-    made.add_argument("--out", type=Path, metavar="FILE", help="also write the scores there, as JSON")
+    made.add_argument("--out", type=path, metavar="FILE", help="also write the scores there, as JSON")
 
     made = verbs.add(fold, "fold a finished run's tapered norms into its linear maps, and score what is left")
     folders(made, model=_RUN)
-    made.add_argument("--tokens", type=Path, metavar="DIR", help="folder written by `tapernorm tokens`, to score on")
-    folders(made, out="folder for unfused/, fused/ and result.json")
+    made.add_argument("--tokens", type=path, metavar="DIR", help="folder written by `tapernorm tokens`, to score on")
+    output(made, "folder for unfused/, fused/ and result.json")
     made.add_argument("--forms", nargs="+", choices=("unfused", "fused"), default=["unfused", "fused"])
-    overwrite(made)
     device(made)
     slots(made)
     threads(made)
@@ -59,7 +59,7 @@ def add(verbs: Verbs) -> None:
     made = verbs.add(generate, "continue a prompt, streaming the text")
     folders(made, checkpoint="run folder of `tapernorm pretrain`, or a folder that `tapernorm fold` wrote")
     made.add_argument("--prompt", required=True, help="the text to continue")
-    made.add_argument("--tokenizer", type=Path, metavar="DIR", help="its tokenizer; default: that of its run")
+    made.add_argument("--tokenizer", type=path, metavar="DIR", help="its tokenizer; default: that of its run")
     made.add_argument("--new-tokens", type=positive, metavar="N", help="at most; default: what the context leaves")
     made.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token")
     made.add_argument("--top-k", type=positive, metavar="K", help="draw from the K likeliest tokens")
@@ -72,7 +72,7 @@ def add(verbs: Verbs) -> None:
     kinds = "with a KV cache; the same with DyT and Derf beside it; or one forward of the prompt"
     made.add_argument("name", choices=("decode", "rivals", "last_token"), help=kinds)
     folders(made, model="run folder of a tapered model")
-    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file for the raw samples")
+    made.add_argument("--out", type=path, required=True, metavar="FILE", help="JSON file for the raw samples")
     device(made)
     slots(made)
 

@@ -3,12 +3,11 @@
 import argparse
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, get_args
 
 from ..errors import UserError
 from ..settings import DataConfig
-from .arguments import Verbs, device, named, overwrite, stands_for
+from .arguments import Verbs, device, named, output, path, stands_for
 
 _SOURCES = get_args(DataConfig.model_fields["source"].annotation)
 _DATA = f"a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(name for name in _SOURCES if name != 'text')}"
@@ -24,7 +23,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--model", required=True, metavar="PATH_OR_ID", help="folder, .gguf or hub id; never remote code")
     made.add_argument("--data", required=True, nargs="+", metavar="TEXT", help=f"text to train on: {_DATA}")
     made.add_argument("--steps", type=int, required=True, metavar="N", help="optimizer steps, at least 10")
-    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder; the export is its export/")
+    output(made, "run folder; the export is its export/")
     made.add_argument("--final", action="store_true", help="taper the final norm too (All-Taper)")
     made.add_argument(
         "--sites", nargs="+", metavar="PATTERN", help="taper only the internal norms of these names; default: all"
@@ -59,7 +58,6 @@ def add(verbs: Verbs) -> None:
     made.add_argument(
         "--dry-run", action="store_true", help="check all options, show norms, consumers and settings; train nothing"
     )
-    overwrite(made)
     device(made)
     stands_for(made, data__source="--data", data__files="--data", data__field="--field")
     stands_for(made, data__valid_fraction="--valid-fraction", gpt2__context="--context", model__context="--context")
@@ -67,15 +65,15 @@ def add(verbs: Verbs) -> None:
 
     made = verbs.add(export, "write a tapered run as a folder that loads anywhere, or check such a folder")
     made.add_argument(
-        "--model", type=Path, metavar="RUN", help="run folder of `tapernorm taper`, `finetune` or `pretrain`"
+        "--model", type=path, metavar="RUN", help="run folder of `tapernorm taper`, `finetune` or `pretrain`"
     )
     made.add_argument(
         "--form", choices=_FORMS, help="stock: plain transformers, no norm left working; normfree: folded"
     )
     made.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights")
-    made.add_argument("--out", type=Path, metavar="DIR", help="folder for the export")
+    made.add_argument("--out", type=path, metavar="DIR", help="folder for the export")
     made.add_argument(
-        "--check", type=Path, metavar="DIR", help="make the self-check of this export; nothing is written"
+        "--check", type=path, metavar="DIR", help="make the self-check of this export; nothing is written"
     )
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from .. import cells
@@ -11,7 +10,7 @@ from ..gpt2_settings import METHODS
 from ..jobs import BaseJob, FinetuneJob, PretrainJob
 from ..settings import VARIANTS, HardwareConfig
 from ..study_settings import ArmJob
-from .arguments import Verbs, cell_of, folders, hardware_of, job_of, positive, seed, training
+from .arguments import Verbs, cell_of, folders, hardware_of, job_of, output, path, positive, seed, training
 
 
 def add(verbs: Verbs) -> None:
@@ -20,22 +19,24 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--variant", choices=VARIANTS, help="with --config: which variant")
     made.add_argument("--width", type=positive, metavar="D", help="with --config: which d_model")
     made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
-    folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
+    folders(made, tokens="folder written by `tapernorm tokens`")
+    output(made, "run folder: metrics, weights, result.json")
     training(made)
 
     made = verbs.add(arm, "train one model of a study's arm, or resume it, and score it at g = 0", configured=True)
     made.add_argument("--stage", metavar="NAME", help="with --config: which stage of the study")
     made.add_argument("--arm", metavar="NAME", help="with --config: which arm of the stage")
     made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
-    folders(made, tokens="folder written by `tapernorm tokens`", out="run folder: metrics, weights, result.json")
+    folders(made, tokens="folder written by `tapernorm tokens`")
+    output(made, "run folder: metrics, weights, result.json")
     training(made)
 
     made = verbs.add(base, "bring the GPT-2 that fine-tunes start from, or pre-train it", configured=True)
     made.add_argument("--size", metavar="NAME", help="with --config: which size")
     made.add_argument(
-        "--blocks", type=Path, metavar="DIR", help="folder written by `tapernorm blocks`, for a model made here"
+        "--blocks", type=path, metavar="DIR", help="folder written by `tapernorm blocks`, for a model made here"
     )
-    folders(made, out="run folder: weights, result.json")
+    output(made, "run folder: weights, result.json")
     training(made)
 
     made = verbs.add(finetune, "fine-tune a GPT-2 by one method, or resume it, and score it", configured=True)
@@ -43,7 +44,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--size", metavar="NAME", help="with --config: which size")
     made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
     folders(made, base="folder written by `tapernorm base`", blocks="folder written by `tapernorm blocks`")
-    folders(made, out="run folder: metrics, weights, result.json")
+    output(made, "run folder: metrics, weights, result.json")
     training(made)
 
 
