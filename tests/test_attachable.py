@@ -13,7 +13,7 @@ from tiny_models import tiny
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from tapernorm import driver, norms, taper
+from tapernorm import driver, fakenorms, norms, taper
 from tapernorm.arch import logits_of
 from tapernorm.errors import UserError
 from tapernorm.fakeln import attach_fakeln
@@ -142,6 +142,13 @@ def test_a_wrapped_model_is_told_to_attach_before_wrapping(wrap, call):
     attach(model)
 
 
+def test_a_model_that_fully_shard_has_changed_is_told_to_attach_before():
+    model = gpt2()
+    model.__class__ = type("FSDPGPT2LMHeadModel", (type(model),), {})  # as it changes the class, in place
+    with pytest.raises(UserError, match=r"fully_shard .* after attach\(model\)"):
+        attach(model)
+
+
 def test_a_replica_of_data_parallel_is_refused_in_its_first_training_pass():
     """The Trainer makes replicas where a process sees several GPUs; their statistics would be lost."""
     model = gpt2().train()
@@ -190,6 +197,23 @@ def test_a_norm_at_two_places_is_refused_by_both_names(share):
     model.transformer.h[1] = copy.deepcopy(model.transformer.h[1])  # the remedy
     if share is not shared_with_the_final:
         attach(model)
+
+
+@pytest.mark.parametrize(("place", "source"), [(1, 0), (2, 1), (2, 0)])
+def test_of_three_blocks_two_are_one_and_no_block_is_passed_over(place, source):
+    model = gpt2(n_layer=3)
+    model.transformer.h[place] = model.transformer.h[source]
+    refused(model, f"transformer.h.{source}.ln_1 and transformer.h.{place}.ln_1")
+    model.transformer.h[place] = copy.deepcopy(model.transformer.h[source])
+    assert len(attach(model).swapped) == 6
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_block_that_is_shared_since_is_refused_by_the_fold(fused):
+    model, _ = builders.calibrated(0.0)
+    model.model.layers[1] = model.model.layers[0]
+    with pytest.raises(UserError, match="input_layernorm are one module"):
+        fold(model, fused=fused)
 
 
 def test_a_shared_norm_is_refused_where_but_one_of_its_places_was_asked_for():
@@ -305,6 +329,19 @@ def test_a_map_that_only_the_unfused_fold_takes_is_told_at_once(spoil):
 # All or nothing
 
 
+@pytest.mark.parametrize("rate", [0.0, NAN])
+def test_a_single_norm_is_changed_whole_or_not_at_all(rate):
+    norm = builders.plain_norm("layernorm", 12)
+    with pytest.raises(ValueError, match="EMA rate"):
+        norms.taper(norm, norms.Gate(), ema_rate=rate)
+    assert type(norm) is nn.LayerNorm
+    model = gpt2()
+    before = structure(model)
+    with pytest.raises(ValueError, match="EMA rate"):
+        fakenorms.make_fake(model, "transformer.h.0.ln_1", ema_rate=rate)
+    assert structure(model) == before
+
+
 def at_call(number, stock):
     """`stock`, which fails at its call of that number."""
     calls = iter(range(1, 1000))
@@ -350,8 +387,6 @@ def test_an_error_half_way_through_leaves_the_model_as_it_was(monkeypatch, modul
 
 
 def test_fakeln_is_attached_whole_or_not_at_all(monkeypatch):
-    from tapernorm import fakenorms
-
     options = {"schedule": FAKE_SCHEDULE, "aux_weight": 0.1, "eot": 0}
     model = gpt2(n_layer=3)
     before = structure(model)

@@ -353,8 +353,9 @@ def test_observe_takes_masks_for_a_model_that_has_none():
         with pytest.raises(UserError, match="mask"):
             run(given, parts)
     model, driver = builders.attached()
-    with pytest.raises(UserError), driver.observe(mask[:2]):
-        model(padded)
+    for wrong in (mask[:2], [mask.tolist()], 7):
+        with pytest.raises(UserError, match="mask"), driver.observe(wrong):
+            model(padded)
     assert all(norm.statistics.count == 0 for norm in model.modules() if isinstance(norm, TaperNorm))
 
 
@@ -450,6 +451,24 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_compiled_model_tells_the_taper_outside_which_tokens_counted():
+    """torch.compile(model) after attach, the scale loss outside of the graph."""
+    expected = taught(*made("llama", torch.float32, anchor_weight=0.3), batches(to=16))
+    model, driver = made("llama", torch.float32, anchor_weight=0.3)
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
+    found = []
+    for k, some in enumerate(batches(to=16)):
+        driver.set_step(k if k < 2 else k + 1)
+        with driver.observe():
+            compiled(**some)
+            found.append(driver.anchor_loss().item())
+    assert close(torch.tensor(found[2:]), expected["losses"], 1e-5)
+    assert close(driver.scale_target, expected["s_tgt"], 1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_compiled_step_with_masks_takes_three_graphs_over_a_whole_taper(loss):
