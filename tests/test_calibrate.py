@@ -206,7 +206,8 @@ def untouched(model, driver):
 
 
 def in_evaluation_mode(model, driver):
-    observe(model.eval(), driver, tokens())
+    with pytest.raises(UserError, match=r"model\.train\(\)"):
+        observe(model.eval(), driver, tokens())
 
 
 def outside_observe(model, driver):

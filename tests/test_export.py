@@ -174,10 +174,20 @@ def test_a_normfree_export_loads_as_the_folded_model(name, options, tmp_path):
         assert has_tied_head(loaded) == (not options)
 
 
-def test_a_folded_model_is_exported_as_it_is_and_a_plain_one_is_not(tmp_path):
-    folded, _ = fold(narrow("gpt2"))
+@pytest.mark.parametrize("options", [{}, ALL], ids=["internal", "all"])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_folded_model_is_exported_as_it_is(name, fused, options, tmp_path):
+    folded, _ = fold(narrow(name, options=options), fused=fused)
     export.save(folded, tmp_path / "out")
-    assert torch.equal(logits_of(tapernorm.load(tmp_path / "out"), tokens()), logits_of(folded, tokens()))
+    loaded = tapernorm.load(tmp_path / "out")
+    assert [type(module) for module in loaded.modules()] == [type(module) for module in folded.modules()]
+    assert torch.equal(logits_of(loaded, tokens()), logits_of(folded, tokens()))
+    assert ("folded into the linear maps" in (tmp_path / "out/README.md").read_text()) == fused
+
+
+def test_a_plain_model_is_not_exported(tmp_path):
+    folded, _ = fold(narrow("gpt2"))
     with refused("no norm of this model is tapered"):
         export.save(tiny("gpt2"), tmp_path / "other")
     with refused("unknown form", "stock and normfree"):

@@ -1,8 +1,12 @@
 """`save_pretrained` while a taper is attached: weights to go on from, never a folder that loads as something else."""
 
 import copy
+import pickle
+import subprocess
+import sys
 
 import builders
+import fakes
 import pytest
 import torch
 import transformers
@@ -15,6 +19,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tapernorm.arch import ARCHITECTURES, logits_of
 from tapernorm.errors import UserError
+from tapernorm.fakeln import attach_fakeln
+from tapernorm.featurewise import make_featurewise
 from tapernorm.files import read_json
 from tapernorm.folding import fold
 from tapernorm.models import store
@@ -116,6 +122,85 @@ def test_our_own_decoder_has_no_such_method():
     model = builders.decoder()
     attach(model)
     assert not hasattr(model, "save_pretrained")
+
+
+# pickle
+
+ONES = torch.ones_like(tokens())
+
+
+def made_for_pickle():
+    """One model of each kind that the package makes of a model of transformers, and one of our own decoders."""
+    _, gpt2, _ = gated("gpt2", dtype=torch.float32)
+    _, llama, _ = gated("llama", options={"final": True, "anchor_weight": 0.1}, dtype=torch.float32)
+    features = tiny("qwen3", dtype=torch.float32).train()
+    driver = attach(features, level_weight=0.1, schedule=GateSchedule(2, 5))
+    for name in driver.swapped:
+        make_featurewise(features.get_submodule(name))
+    builders.observe(features, driver, ONES)
+    fake = fakes.gpt2(dtype=torch.float32)
+    attach_fakeln(fake, schedule=fakes.SCHEDULE, aux_weight=0.1, eot=fakes.EOT)
+    decoder, _ = builders.calibrated(0.37, dtype=torch.float32, final=True)
+    made = {"gpt2": gpt2, "llama": llama, "a constant per feature": features, "fakeln": fake, "decoder": decoder}
+    for name in ("gpt2", "llama", "decoder"):
+        taper_of(made[name]).set_gate(0.0)
+        made |= {f"{name}, fused": fold(made[name])[0], f"{name}, unfused": fold(made[name], fused=False)[0]}
+        taper_of(made[name]).set_gate(0.37)
+    return made
+
+
+_READER = """
+import sys, torch
+models = torch.load(sys.argv[1], weights_only=False)
+from tapernorm.arch import logits_of
+from torch.utils.hooks import RemovableHandle
+hooks = [number for model in models.values() for module in model.modules() for number in module._forward_pre_hooks]
+assert RemovableHandle.next_id > max(hooks)  # or a hook to come would take the place of one of these
+tokens = torch.load(sys.argv[2])
+with torch.no_grad():
+    torch.save({name: logits_of(model.eval(), tokens) for name, model in models.items()}, sys.argv[3])
+"""
+
+
+def test_every_kind_of_model_survives_a_pickle_into_a_fresh_interpreter(tmp_path):
+    models = made_for_pickle()
+    paths = [tmp_path / name for name in ("models.pt", "tokens.pt", "logits.pt")]
+    for model in models.values():
+        logits_of(model, tokens())  # leaves an activation in the probe, which is no part of a model
+    torch.save(models, paths[0])
+    torch.save(tokens(), paths[1])
+    subprocess.run([sys.executable, "-c", _READER, *map(str, paths)], check=True)
+    found = torch.load(paths[2])
+    assert found.keys() == models.keys()
+    for name, model in models.items():
+        assert torch.equal(found[name], logits_of(model.eval(), tokens())), name
+
+
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
+def test_a_pickled_taper_goes_on_where_it_was(protocol, tmp_path):
+    model = tiny("llama", dtype=torch.float32).train()
+    driver = attach(model, final=True, anchor_weight=0.1, level_weight=0.1, schedule=GateSchedule(2, 5))
+    builders.observe(model, driver, tokens())
+    again = pickle.loads(pickle.dumps(model, protocol))
+    other = taper_of(again)
+    again.model.register_forward_pre_hook(lambda *_: None)  # another hook does not take the number of one of ours
+    again.model.norm.register_forward_pre_hook(lambda *_: None)
+    for k in range(6):
+        for m, d in ((model, driver), (again, other)):
+            d.set_step(k)
+            with d.observe(), torch.no_grad():
+                m(input_ids=tokens(seed=k), attention_mask=torch.ones_like(tokens()), use_cache=False)
+                loss = d.anchor_loss()
+    assert other.tokens.mask is not None
+    assert loss.item() > 0
+    assert snapshot(other.state_dict()) == snapshot(driver.state_dict())
+    assert snapshot(again.state_dict()) == snapshot(model.state_dict())
+    again.save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors").keys() >= {"model.norm.gamma_t"}
+    other.set_gate(1.0)
+    other.detach()
+    assert type(again.model.norm).__name__ == "LlamaRMSNorm"
+    assert (len(again.model._forward_pre_hooks), len(again.model.norm._forward_pre_hooks)) == (1, 1)
 
 
 # transformers' Trainer

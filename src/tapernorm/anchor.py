@@ -1,14 +1,21 @@
-"""The pre-logit scale and the fixed-target loss that anchors it (method.md section 5)."""
+"""The pre-logit scale, its target and the fixed-target loss that anchors it (method.md section 5).
+
+`counted` is whether each token counts, (B, T, 1) bool; None: all of them do.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from .buffers import WideBuffers
+from .calibrate import RunningMean
 from .norms import is_norm, norm_scale
+from .tokenmask import mean_over
 
-ScaleLoss = Callable[[Tensor, Tensor], Tensor]  # of scales (B, T, 1) and their target ()
+ScaleLoss = Callable[..., Tensor]  # of scales (B, T, 1) and their target (); behind them `counted`, where there is one
 
 
 class ScaleProbe(nn.Module):
@@ -16,6 +23,8 @@ class ScaleProbe(nn.Module):
 
     It lives inside the final norm, so that it is copied and moved with the model.
     """
+
+    handle: RemovableHandle  # of its hook; a pickle takes it along, so that no later hook gets the same number
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,8 +34,8 @@ class ScaleProbe(nn.Module):
     def on(cls, final_norm: nn.Module) -> "ScaleProbe":
         """The probe of `final_norm`, installed on first use."""
         if "probe" not in final_norm._modules:
-            final_norm.probe = cls()
-            final_norm.register_forward_pre_hook(_keep_hidden)
+            final_norm.probe = made = cls()
+            made.handle = final_norm.register_forward_pre_hook(_keep_hidden)
         probe = final_norm.get_submodule("probe")
         assert isinstance(probe, cls)
         return probe
@@ -34,10 +43,9 @@ class ScaleProbe(nn.Module):
     @staticmethod
     def remove(final_norm: nn.Module) -> None:
         """Take the probe off `final_norm` again, if it has one."""
-        final_norm._modules.pop("probe", None)
-        for key, hook in list(final_norm._forward_pre_hooks.items()):
-            if hook is _keep_hidden:
-                del final_norm._forward_pre_hooks[key]
+        probe: Any = final_norm._modules.pop("probe", None)
+        if probe is not None:
+            probe.handle.remove()
 
     def scale(self, final_norm: nn.Module) -> Tensor:
         """s of every token of the last forward pass, (B, T, 1), in float32 or wider."""
@@ -57,11 +65,23 @@ def _keep_hidden(final_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
     probe.hidden = args[0]
 
 
-def fixed_target_loss(scale: Tensor, target: Tensor) -> Tensor:
+class ScaleTarget(WideBuffers):
+    """s_tgt: the running mean of the batch-mean pre-logit scale while g = 1, frozen at the taper start."""
+
+    target: Tensor  # (); NaN until frozen
+
+    def __init__(self, rate: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.running = RunningMean(1, rate, dtype=dtype, device=device)
+        wide = self.running.ema.dtype
+        self.register_buffer("target", torch.full((), torch.nan, dtype=wide, device=device), persistent=False)
+
+
+def fixed_target_loss(scale: Tensor, target: Tensor, counted: Tensor | None = None) -> Tensor:
     """E_{b,t} (s - s_tgt)^2 of scales (B, T, 1); the anchor of section 5 before its weight lambda."""
-    return (scale - target).square().mean()
+    return mean_over((scale - target).square(), counted)
 
 
-def relative_target_loss(scale: Tensor, target: Tensor) -> Tensor:
+def relative_target_loss(scale: Tensor, target: Tensor, counted: Tensor | None = None) -> Tensor:
     """E_{b,t} ((s - s_tgt) / s_tgt)^2: beyond the paper, pulls on small scales as hard as on large ones."""
-    return (scale / target - 1).square().mean()
+    return mean_over((scale / target - 1).square(), counted)

@@ -36,6 +36,11 @@ class Architecture:
         """The config's field that lets the head share the embedding's weight."""
         return "tie_word_embeddings" if self.hugging_face else "tie_head"
 
+    @property
+    def trunk(self) -> str:
+        """Full name of the module that runs the blocks; "" is the model itself."""
+        return self.blocks.rpartition(".")[0]
+
     def internal_norms(self, model: nn.Module) -> list[str]:
         """Full names of all internal norms, block 0 upward."""
         depth = len(list(model.get_submodule(self.blocks).children()))
@@ -121,11 +126,12 @@ def architecture_of(model: nn.Module) -> Architecture:
     """The table's row for the class of `model`.
 
     Raises:
-        UserError: the class is not in the table (the message lists those that are), or the config of `model` asks for
-            what the row has no place for.
+        UserError: the class is not in the table (the message lists those that are), `model` is a wrapper around one
+            that is, or its config asks for what the row has no place for.
     """
     name = type(model).__name__
     if name not in ARCHITECTURES:
+        _refuse_wrapped(model)
         raise UserError(f"no architecture {name!r} in tapernorm.arch; known: {', '.join(sorted(ARCHITECTURES))}")
     arch = ARCHITECTURES[name]
     for what, asks_for in arch.refused.items():
@@ -134,15 +140,32 @@ def architecture_of(model: nn.Module) -> Architecture:
     return arch
 
 
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Raise UserError where a known model lies inside: a PeftModel, DistributedDataParallel or torch.compile has it."""
+    for name, inner in model.named_modules() if isinstance(model, nn.Module) else ():
+        kind = type(inner).__name__.removeprefix("FSDP")
+        if kind in ARCHITECTURES:
+            place = f"its .{name}" if name else "which fully_shard has changed"
+            raise UserError(
+                f"a {type(model).__name__} wraps the {kind} ({place}): give tapernorm the model itself, and wrap it "
+                "after attach(model)"
+            )
+
+
 def select_norms(model: nn.Module, *, final: bool, sites: Sequence[str] | None) -> list[str]:
     """Names of the norms to taper: the internal ones that match a pattern of `sites` (None: all), then the final one.
 
     Raises:
-        UserError: a pattern matches no internal norm.
+        UserError: `sites` is no list of texts, or one of them matches no internal norm.
     """
     arch = architecture_of(model)
     internal = arch.internal_norms(model)
+    if isinstance(sites, str):
+        raise UserError(f"sites must be a list of patterns, got the text {sites!r}: write sites=[{sites!r}]")
+    sites = None if sites is None else list(sites)
     for pattern in sites or ():
+        if not isinstance(pattern, str):
+            raise UserError(f"sites must be a list of patterns, and {pattern!r} in it is no text: they match names")
         if not any(fnmatchcase(name, pattern) for name in internal):
             raise UserError(f"sites: {pattern!r} matches no internal norm; they are {', '.join(internal)}")
     chosen = [n for n in internal if sites is None or any(fnmatchcase(n, p) for p in sites)]

@@ -5,11 +5,13 @@ optimizer step, divides by the count, so neither gradient accumulation nor a sec
 activation checkpointing changes the value that enters it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from .buffers import WideBuffers
+from .errors import UserError
 from .ranks import sum_over_ranks
 
 
@@ -33,7 +35,7 @@ class RunningMean(WideBuffers):
         for name, shape in {"sums": (size,), "count": (), "ema": (size,), "updates": ()}.items():
             self.register_buffer(name, torch.zeros(shape, dtype=wide, device=device), persistent=False)
 
-    def add(self, sums: torch.Tensor, count: int) -> None:
+    def add(self, sums: torch.Tensor, count: int | torch.Tensor) -> None:
         """Add the sums (size,) of a micro-batch of `count` tokens."""
         self.sums.add_(sums)
         self.count.add_(count)
@@ -63,6 +65,17 @@ def update_means(means: Iterable[RunningMean]) -> None:
     sum_over_ranks(part for mean in means for part in (mean.sums, mean.count))
     for mean in means:
         mean.update()
+
+
+def require_training(norms: Mapping[str, Any]) -> None:
+    """Raise UserError where norms in eval mode have added nothing to their `statistics` since the last update."""
+    idle = [name for name, norm in norms.items() if not norm.training and not bool(norm.statistics.count)]
+    if idle:
+        more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+        raise UserError(
+            f"nothing was observed at {idle[0]}{more}, which is in eval mode: from_pretrained hands models over like "
+            "that; call model.train() before the training loop"
+        )
 
 
 def least_squares_c(means: torch.Tensor) -> torch.Tensor:

@@ -5,11 +5,45 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from .errors import UserError
+from .saving import guard_saving, unguard_saving
+from .tokenmask import TokenMask
+from .wrappers import keep_from_broadcast, undo_keep_from_broadcast
+
+DRIVER = "_tapernorm"  # where a model keeps its driver
+
+
+def require_free(model: nn.Module) -> None:
+    """Raise UserError where `model` carries a driver already."""
+    if DRIVER in model.__dict__:
+        raise UserError("this model is attached already; a model carries one driver")
+
+
+def install(driver: "NormDriver", model: nn.Module) -> None:
+    """Let `model` carry `driver`, so that a deep copy has a driver of its own; guard what leaves the process."""
+    model.__dict__[DRIVER] = driver
+    guard_saving(model)
+    keep_from_broadcast(model)
+
+
+def uninstall(model: nn.Module) -> None:
+    """Take back what `install` has done to `model`, and the hook by which its driver reads masks."""
+    driver = model.__dict__.pop(DRIVER, None)
+    if driver is not None:
+        driver.tokens.remove()
+        undo_keep_from_broadcast(model)
+    unguard_saving(model)
 
 
 class NormDriver(Protocol):
     """Drives the norms of one model; what it does at optimizer step k is a function of k and of its state."""
+
+    @property
+    def tokens(self) -> TokenMask:
+        """Which tokens of the last forward pass count."""
+        ...
 
     @property
     def constants(self) -> dict[str, float]:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from . import modelcard
-from .arch import architecture_of, logits_of
+from .arch import logits_of
 from .errors import UserError
 from .files import remove_partials, sync_folder, unwritable, write_text
-from .folding import fold
+from .folding import fold, is_folded
 from .models import store
 from .pretrained import load_pretrained
 from .selfcheck import CARD, FILE, SelfCheck, typical_tokens
@@ -45,7 +45,7 @@ def save(
     """Export `model` into `folder`, all of it or nothing; an earlier export there is replaced.
 
     Args:
-        model: tapered, its gate at 0; `normfree` takes a folded one too. It stays as it is.
+        model: tapered, its gate at 0; `normfree` takes a folded one too, fused or not. It stays as it is.
         dtype: of the weights; None: the model's own.
         tokenizer: folder whose tokenizer files go along.
         story: what the model card tells of the model's making.
@@ -109,8 +109,7 @@ def _folded(model: nn.Module) -> nn.Module:
     Raises:
         UserError: there is nothing to fold.
     """
-    sites = [model.get_submodule(name) for name in architecture_of(model).norms(model)]
-    return model if any(isinstance(norm, nn.Identity) for norm in sites) else fold(model)[0]
+    return model if is_folded(model) else fold(model)[0]
 
 
 @torch.no_grad()

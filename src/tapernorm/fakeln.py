@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from .anchor import ScaleProbe, fixed_target_loss
 from .arch import architecture_of
+from .attachable import require_attachable, require_options, unchanged_on_error
 from .calibrate import update_means
+from .driver import install, require_free
 from .errors import UserError
 from .fakenorms import FakeLayerNorm, make_fake, require_plain
 from .fakeschedule import FakeSchedule, removal_steps, removed_at
-from .saving import guard_saving
-from .taper import DRIVER
+from .tokenmask import TokenMask
 
 
 def attach_fakeln(
@@ -43,23 +44,26 @@ def attach_fakeln(
         eot: id of the end-of-text token, which the auxiliary loss's target leaves out; None: there is none.
 
     Raises:
-        UserError: not a GPT-2, a model that is attached already or whose norms are not the plain ones, or stages of
-            the schedule that overlap at its depth.
+        UserError: not a GPT-2, a number out of range, a model that is attached already or whose norms are not the plain
+            ones, or stages of the schedule that overlap at its depth. After any error the model is what it was.
     """
     if type(model).__name__ != "GPT2LMHeadModel":
         raise UserError(f"FakeLN takes a GPT2LMHeadModel of transformers, got a {type(model).__name__}")
-    if DRIVER in model.__dict__:
-        raise UserError("this model is attached already; a model carries one driver")
+    require_options(schedule=None, ema_rate=ema_rate, aux_weight=aux_weight)
+    require_free(model)
     arch = architecture_of(model)
     depth = len(list(model.get_submodule(arch.blocks).children()))
     removal_steps(schedule, depth)
     names = arch.norms(model)
-    for name in names:  # all of them, or nothing changes
+    require_attachable(model, names)
+    for name in names:
         require_plain(model, name)
-    norms = {name: make_fake(model, name, ema_rate=ema_rate) for name in names}
-    made = FakeLN(norms, model.get_submodule(arch.final), schedule, depth, aux_weight=aux_weight, eot=eot)
-    model.__dict__[DRIVER] = made  # a deep copy of the model thus carries a driver of its own
-    guard_saving(model)
+    with unchanged_on_error(model.modules()):
+        norms = {name: make_fake(model, name, ema_rate=ema_rate) for name in names}
+        tokens = TokenMask(model.get_submodule(arch.trunk))
+        final = model.get_submodule(arch.final)
+        made = FakeLN(norms, final, tokens, schedule, depth, aux_weight=aux_weight, eot=eot)
+        install(made, model)
     return made
 
 
@@ -68,12 +72,14 @@ class FakeLN:
 
     Attributes:
         removals: site -> step at which it is removed, in that order. A site is a norm, or one of ln_1's two parts.
+        tokens: which tokens of the last forward pass count.
     """
 
     def __init__(
         self,
         norms: dict[str, FakeLayerNorm],
         final_norm: nn.Module,
+        tokens: TokenMask,
         schedule: FakeSchedule,
         n_layer: int,
         *,
@@ -81,6 +87,9 @@ class FakeLN:
         eot: int | None,
     ) -> None:
         self._norms = norms
+        self.tokens = tokens
+        for norm in norms.values():
+            norm.tokens = tokens
         self._final_norm = final_norm
         self._probe = ScaleProbe.on(final_norm)
         self._n_layer = n_layer
@@ -133,7 +142,8 @@ class FakeLN:
     def observe(self) -> Iterator[None]:
         """Collect sigma in training passes inside, wherever it is still computed; one update of each mean at the end.
 
-        An error inside drops what was collected.
+        Padding is left out: a position counts where the `attention_mask` of its pass is not 0. An error inside drops
+        what was collected.
         """
         for norm in self._norms.values():
             norm.observing = True
@@ -149,18 +159,22 @@ class FakeLN:
         """lambda E[(sigma - sigma_hat)^2] over the last forward pass, of the inputs `tokens` (B, T); a scalar.
 
         sigma is that of the input of the final norm, and sigma_hat, which carries no gradient, its mean over the
-        tokens that are neither at position 0 nor end-of-text. Without any such token the loss is 0. Every
-        micro-batch has its own sigma_hat, so the loss of a split batch is not that of the whole one.
+        tokens that are neither a row's first nor end-of-text. Without any such token the loss is 0. Both means leave
+        padding out. Every micro-batch has its own sigma_hat, so the loss of a split batch is not that of the whole one.
         """
         sigma = self._probe.scale(self._final_norm)
         if self.aux_weight == 0:
             return sigma.new_zeros(())
-        counted = torch.ones_like(tokens, dtype=torch.bool) if self.eot is None else tokens != self.eot
-        counted[:, 0] = False
-        weights = counted[..., None].to(sigma.dtype)
+        typical = torch.ones_like(tokens, dtype=torch.bool) if self.eot is None else tokens != self.eot
+        counted = self.tokens.counted(sigma)
+        if counted is None:
+            typical[:, 0] = False
+        else:
+            typical &= (counted & (counted.cumsum(1) > 1)).squeeze(-1)
+        weights = typical[..., None].to(sigma.dtype)
         count = weights.sum()
         target = (sigma.detach() * weights).sum() / count.clamp(min=1)
-        return self.aux_weight * fixed_target_loss(sigma, target) * (count > 0)
+        return self.aux_weight * fixed_target_loss(sigma, target, counted) * (count > 0)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise UserError where the optimizer lacks a parameter of a norm, which goes on training once removed."""

@@ -19,6 +19,7 @@ from .buffers import WideBuffers
 from .calibrate import RunningMean
 from .errors import UserError
 from .norms import LinearForm, centred, norm_scale
+from .tokenmask import TokenMask, in_backward, number_of, sum_over
 
 WHOLE = ("",)
 SPLIT = ("qk", "v")
@@ -36,6 +37,7 @@ class FakeLayerNorm(WideBuffers, LayerNorm):
     observing: bool  # statistics are collected: training passes inside FakeLN.observe() alone
     sigma_bars: Tensor  # (P,) NaN until frozen
     statistics: RunningMean  # mean of sigma over tokens
+    tokens: TokenMask | None = None  # which tokens of a pass count; None: all of them
 
     def forward(self, h: Tensor) -> Tensor:
         if all(self.removed):
@@ -57,8 +59,11 @@ class FakeLayerNorm(WideBuffers, LayerNorm):
 
     @torch.no_grad()
     def _collect(self, h: Tensor) -> None:
+        counted = None if self.tokens is None else self.tokens.counted(h)
+        if counted is not None and in_backward():  # the mask may be that of a later pass
+            return
         sigma = norm_scale(self, h.to(self.statistics.sums.dtype))  # (..., 1)
-        self.statistics.add(sigma.sum(), sigma.numel())
+        self.statistics.add(sum_over(sigma, counted), number_of(sigma, counted))
 
     def linear_form(self, consumer: nn.Module | None = None) -> LinearForm:
         """The norm as the linear map that folds into `consumer` (section 6), once every part is removed.

@@ -9,12 +9,16 @@ together. diag(c gamma_t) is as linear as c diag(gamma_t), and folds alike. With
 weighted mean of the c_j, weights gamma_j^2 E[v_j^2]: features that are large where s is large want a smaller constant.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .calibrate import RunningMean
 from .errors import UserError
 from .norms import TaperNorm, centred, norm_scale
+from .tokenmask import number_of
 
 
 class FeaturewiseNorm(TaperNorm):
@@ -23,12 +27,13 @@ class FeaturewiseNorm(TaperNorm):
     c: Tensor  # (D,) NaN until calibrated
     statistics: RunningMean  # means of v^2 / s, then of v^2: (2 D,)
 
-    @torch.no_grad()
-    def _collect(self, h: Tensor) -> None:
-        h = h.to(self.statistics.sums.dtype)
+    def _add(self, h: Tensor, counted: Tensor | None) -> None:
         squares = centred(self, h).square().flatten(0, -2)  # (tokens, D)
-        scale = norm_scale(self, h).flatten(0, -2)
-        self.statistics.add(torch.cat([(squares / scale).sum(0), squares.sum(0)]), len(squares))
+        ratios = squares / norm_scale(self, h).flatten(0, -2)
+        number = number_of(squares[:, :1], counted)
+        if counted is not None:
+            squares, ratios = (torch.where(counted.flatten(0, -2), part, 0) for part in (squares, ratios))
+        self.statistics.add(torch.cat([ratios.sum(0), squares.sum(0)]), number)
 
     def best_c(self) -> Tensor:
         """c* (D,), from the statistics.
@@ -47,17 +52,31 @@ class FeaturewiseNorm(TaperNorm):
             )
         return c
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as the scalar norm of another class."""
+        make, arguments, *state = super().__reduce_ex__(protocol)
+        return (_unset, (make, *arguments), *state)
+
 
 _FEATUREWISE: dict[type[TaperNorm], type[FeaturewiseNorm]] = {}
 
 
-def make_featurewise(norm: TaperNorm) -> FeaturewiseNorm:
-    """Give a tapered norm that is not calibrated yet a c per feature, in place."""
-    kind = type(norm)
+def _featurewise_class(kind: type[TaperNorm]) -> type[FeaturewiseNorm]:
     if kind not in _FEATUREWISE:
         _FEATUREWISE[kind] = type(f"Featurewise{kind.__name__}", (FeaturewiseNorm, kind), {})
+    return _FEATUREWISE[kind]
+
+
+def _unset(make: Callable[..., TaperNorm], *arguments: Any) -> TaperNorm:
+    norm = make(*arguments)
+    norm.__class__ = _featurewise_class(type(norm))
+    return norm
+
+
+def make_featurewise(norm: TaperNorm) -> FeaturewiseNorm:
+    """Give a tapered norm that is not calibrated yet a c per feature, in place."""
     rate, width = norm.statistics.rate, len(norm.gamma_t)
-    norm.__class__ = _FEATUREWISE[kind]
+    norm.__class__ = _featurewise_class(type(norm))
     assert isinstance(norm, FeaturewiseNorm)
     norm.c = torch.full((width,), torch.nan, dtype=norm.c.dtype, device=norm.c.device)
     norm.statistics = RunningMean(2 * width, rate, dtype=norm.gamma_t.dtype, device=norm.c.device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .arch import Architecture, architecture_of, context_of, has_tied_head, logits_of, untie, vocabulary_of
+from .attachable import require_own_weights
 from .audit import require_foldable
 from .errors import UserError
 from .linearmaps import loaded, make_plain, replace, weight64
@@ -84,10 +85,12 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
 
     Raises:
         UserError: nothing tapered, folded already, gate not 0, not calibrated, or a norm that cannot be folded
-            because of what it feeds; the message says which and what to do.
+            because of what it feeds; the message says which and what to do. A wrapper, such as a PeftModel, is no
+            model to fold.
     """
     arch = architecture_of(model)
     norms = _foldable_norms(model, arch)
+    require_own_weights(model, [consumer for name in norms for consumer in arch.consumers(name)] if fused else [])
     folded = copy.deepcopy(model).eval()  # all passes are its own: one of `model` would move the taper's probe
     forget_taper(folded)
     for name in norms:
@@ -115,11 +118,17 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
     return folded.train(model.training), report
 
 
+def is_folded(model: nn.Module) -> bool:
+    """Whether `model` is what `fold` leaves, fused or not."""
+    sites = (model.get_submodule(name) for name in architecture_of(model).norms(model))
+    return any(isinstance(norm, nn.Identity | FixedScale) for norm in sites)
+
+
 def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, nn.Module]:
     sites = {name: model.get_submodule(name) for name in arch.norms(model)}
     norms = {name: norm for name, norm in sites.items() if isinstance(norm, TaperNorm) or _is_fake(norm)}
     if not norms:
-        if any(isinstance(norm, nn.Identity | FixedScale) for norm in sites.values()):
+        if is_folded(model):
             raise UserError("this model is folded already: fold the tapered model that it came from")
         raise UserError("no norm of this model is tapered: attach(model), train it through a taper, then fold it")
     for name, norm in norms.items():

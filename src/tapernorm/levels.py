@@ -21,6 +21,7 @@ from .anchor import ScaleProbe
 from .calibrate import RunningMean
 from .errors import UserError
 from .norms import TaperNorm
+from .tokenmask import mean_over, number_of, sum_over
 
 
 class Levels(nn.Module):
@@ -40,10 +41,12 @@ class Levels(nn.Module):
             observing: add the batch to the running means.
         """
         logs = [ScaleProbe.on(norm).scale(norm).log() for norm in norms]  # of (B, T, 1) each
+        counted = [norm.counted(log) for norm, log in zip(norms, logs, strict=True)]
+        own = [(log.detach(), tokens) for log, tokens in zip(logs, counted, strict=True)]
         if observing:
-            self.running.add(torch.stack([log.detach().sum() for log in logs]), logs[0].numel())
-        levels = [-norm.c.mean().log() for norm in norms] if calibrated else [log.detach().mean() for log in logs]
-        return torch.stack([level_loss(log, level) for log, level in zip(logs, levels, strict=True)]).sum()
+            self.running.add(torch.stack([sum_over(*part) for part in own]), number_of(*own[0]))
+        levels = [-norm.c.mean().log() for norm in norms] if calibrated else [mean_over(*part) for part in own]
+        return torch.stack(list(map(level_loss, logs, levels, counted))).sum()
 
     def constants(self) -> Tensor:
         """c = 1 / level of each norm, (N,).
@@ -60,6 +63,6 @@ class Levels(nn.Module):
         return c
 
 
-def level_loss(logs: Tensor, level: Tensor) -> Tensor:
-    """E_{b,t} (log s - log level)^2 of logs of scales (B, T, 1) and of their level ()."""
-    return (logs - level).square().mean()
+def level_loss(logs: Tensor, level: Tensor, counted: Tensor | None = None) -> Tensor:
+    """E_{b,t} (log s - log level)^2 of logs of scales (B, T, 1) and of their level (), over the tokens that count."""
+    return mean_over((logs - level).square(), counted)

@@ -10,6 +10,7 @@ from torch import nn
 
 from .arch import architecture_of, kept_norms
 from .models.llama import parameter_count
+from .norms import FixedScale
 from .provenance import code_commit
 from .stock import EPS
 
@@ -43,6 +44,7 @@ _ABOUT = {
         "float16 the gains overflow."
     ),
     "normfree": "The tapered norms are gone from the graph: each was folded into the linear maps behind it.",
+    "unfused": "Each tapered norm is a fixed linear map now, a module of its own: it divides by no scale of a token.",
 }
 _COLUMNS = (
     ("CE", "mean", "rows"),
@@ -97,9 +99,9 @@ def _what(form: str, exported: nn.Module, dtype: torch.dtype, story: Story | Non
     made = f", made from {story.base}" if story is not None else ""
     yield f"# A {type(exported).__name__} without {'any norm' if not kept else 'most of its norms'}"
     yield ""
-    yield f"{parameter_count(exported):,} parameters in {str(dtype).removeprefix('torch.')}{made}. " + _ABOUT[
-        form
-    ].format(eps=EPS, root=EPS**0.5)
+    about = _ABOUT["unfused" if any(isinstance(module, FixedScale) for module in exported.modules()) else form]
+    size = f"{parameter_count(exported):,} parameters in {str(dtype).removeprefix('torch.')}"
+    yield f"{size}{made}. {about.format(eps=EPS, root=EPS**0.5)}"
     yield ""
     yield f"- tapered ({len(gone)}): {_listed(gone)}"
     yield f"- kept ({len(kept)}): {_listed(kept)}"

@@ -18,6 +18,7 @@ from torch.nn import LayerNorm, RMSNorm
 from .buffers import WideBuffers
 from .calibrate import RunningMean, least_squares_c
 from .errors import UserError
+from .tokenmask import TokenMask, in_backward, number_of, sum_over
 
 __all__ = [
     "KINDS",
@@ -133,15 +134,16 @@ class Gate(WideBuffers):
         self.register_buffer("value", torch.ones((), device=device), persistent=False)
         self.form = Form.OBSERVE
         self.observing = False  # statistics are collected: training passes inside Taper.observe() alone
+        self.tokens: TokenMask | None = None  # which tokens of a pass count; None: all of them
 
     def set(self, value: float, form: Form | None = None) -> None:
         """Write g; its form follows from the value unless given.
 
         Raises:
-            ValueError: g outside [0, 1].
+            UserError: g outside [0, 1].
         """
         if not 0 <= value <= 1:
-            raise ValueError(f"the gate must lie in [0, 1], got {value}")
+            raise UserError(f"the gate must lie in [0, 1], got {value}: 1 is the standard norm, 0 the linear map")
         self.value.fill_(value)
         self.form = form or {1.0: Form.OBSERVE, 0.0: Form.LINEAR}.get(float(value), Form.MIX)
 
@@ -203,12 +205,22 @@ class TaperNorm(WideBuffers):
         wide = torch.promote_types(h.dtype, torch.float32)  # a bf16 gate would round to 1 well before it is
         return torch.lerp(self.linear(h).to(wide), standard.to(wide), gate.value.to(wide)).to(standard.dtype)
 
+    def counted(self, h: Tensor) -> Tensor | None:
+        """Which tokens of h (..., D) count, (..., 1) bool; None: all of them do."""
+        return None if self.gate.tokens is None else self.gate.tokens.counted(h)
+
     @torch.no_grad()
     def _collect(self, h: Tensor) -> None:
-        h = h.to(self.statistics.sums.dtype)
+        counted = self.counted(h)
+        if counted is not None and in_backward():  # the mask may be that of a later pass
+            return
+        self._add(h.to(self.statistics.sums.dtype), counted)
+
+    def _add(self, h: Tensor, counted: Tensor | None) -> None:
+        """Add the tokens of h (..., D) that count to the statistics."""
         energy = (centred(self, h) * gain_of(self)).square().sum(-1, keepdim=True)  # (..., 1) of ||v||^2
-        sums = torch.stack([(energy / norm_scale(self, h)).sum(), energy.sum()])
-        self.statistics.add(sums, energy.numel())
+        sums = torch.stack([sum_over(energy / norm_scale(self, h), counted), sum_over(energy, counted)])
+        self.statistics.add(sums, number_of(energy, counted))
 
     def best_c(self) -> Tensor:
         """c*, a scalar, from the statistics (section 4).
@@ -229,6 +241,11 @@ class TaperNorm(WideBuffers):
         """c <- c*, gamma_t <- gamma."""
         self.c.copy_(c)
         self.gamma_t.copy_(gain_of(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle by the plain norm's class: a tapered class may not exist before `_tapered_class` makes it."""
+        _, _, *state = super().__reduce_ex__(protocol)
+        return (_unset, (_plain_class(self),), *state)
 
 
 class TaperRMSNorm(TaperNorm, RMSNorm):
@@ -269,6 +286,16 @@ def _tapered_class(stock: type[nn.Module]) -> type[TaperNorm]:
     if stock not in _TAPERED:
         _TAPERED[stock] = type(f"Taper{stock.__name__}", (TaperNorm, stock), {"__doc__": TaperNorm.__doc__})
     return _TAPERED[stock]
+
+
+def _unset(stock: type[nn.Module]) -> TaperNorm:
+    """A tapered norm without members, for a pickle to fill."""
+    kind = _tapered_class(stock)
+    return kind.__new__(kind)
+
+
+def _plain_class(norm: TaperNorm) -> type[nn.Module]:
+    return next(stock for stock, tapered in _TAPERED.items() if isinstance(norm, tapered))
 
 
 def require_taperable(norm: nn.Module) -> None:
@@ -312,4 +339,4 @@ def untaper(norm: TaperNorm) -> None:
     plain: Any = norm
     for member in ("gate", "gamma_t", "c", "statistics"):
         delattr(plain, member)
-    plain.__class__ = next(stock for stock, tapered in _TAPERED.items() if isinstance(norm, tapered))
+    plain.__class__ = _plain_class(norm)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .arch import select_norms
 from .compute import take_device
 from .data.tokens import TokenStream, windows
 from .driver import NormDriver
@@ -18,7 +19,7 @@ from .radial import radial_share
 from .rng import generator
 from .schedule import GateSchedule
 from .settings import HardwareConfig, Strict
-from .taper import Taper, attach
+from .taper import Taper, attach_norms
 from .train import Plan, Trainer
 from .training_run import data_hashes, fingerprint_of, require_vocabulary, run_training
 
@@ -117,10 +118,9 @@ def attach_variant(model: Decoder, job: PretrainJob, *, sites: Sequence[str] | N
     """Attach the taper of the job's variant; the Baseline has none. `sites`: other internal norms than all of them."""
     if job.taper is None:
         return None
-    return attach(
+    return attach_norms(
         model,
-        final=job.variant.startswith("all"),
-        sites=sites,
+        select_norms(model, final=job.variant.startswith("all"), sites=sites),
         schedule=GateSchedule.from_fractions(job.steps, job.taper.start_fraction, job.taper.end_fraction),
         ema_rate=job.taper.ema_rate,
         anchor_weight=job.taper.anchor_weight,

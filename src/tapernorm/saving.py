@@ -4,8 +4,8 @@ Its own would write weights beside a config that promises a stock model: loaded 
 would be another function. Where every norm was tapered, `export` writes a stock model that is the same one.
 """
 
+from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 from safetensors.torch import save
@@ -26,9 +26,9 @@ UNREADABLE = {
 
 
 def guard_saving(model: nn.Module) -> None:
-    """Let `save_pretrained` of this one model write a checkpoint; a deep copy has a method of its own."""
+    """Let `save_pretrained` of this one model write a checkpoint; a copy or a pickle has a method of its own."""
     if hasattr(model, _METHOD):
-        model.__dict__[_METHOD] = MethodType(save_checkpoint, model)
+        model.__dict__[_METHOD] = partial(save_checkpoint, model)
 
 
 def unguard_saving(model: nn.Module) -> None:

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .anchor import ScaleLoss, ScaleProbe, fixed_target_loss
+from .anchor import ScaleLoss, ScaleProbe, ScaleTarget, fixed_target_loss
 from .arch import architecture_of, kept_norms, select_norms
-from .buffers import WideBuffers
-from .calibrate import RunningMean, update_means
+from .attachable import require_attachable, require_options, unchanged_on_error
+from .calibrate import require_training, update_means
+from .driver import DRIVER, install, require_free, uninstall
 from .errors import UserError
 from .levels import Levels
 from .norms import Form, Gate, TaperNorm, require_taperable, taper, untaper
-from .saving import guard_saving, unguard_saving
-from .schedule import GateSchedule, gate_at
+from .schedule import GateSchedule, gate_at, whole_number
+from .tokenmask import TokenMask, number_of, sum_over
 
 
 def attach(
@@ -40,9 +41,9 @@ def attach(
 ) -> "Taper":
     """Turn the norms of `model` into tapered ones, in place, with one shared gate at g = 1.
 
-    At g = 1 the model is bitwise the one it was. Build the optimizer afterwards: each norm gains a
-    trainable `gamma_t`. Until `Taper.detach`, `save_pretrained` of a model of transformers writes weights to go on
-    from, and no checkpoint that loads elsewhere.
+    At g = 1 the model is bitwise the one it was. Build the optimizer afterwards, because each norm gains a trainable
+    `gamma_t`; wrap the model afterwards too (DistributedDataParallel, PEFT, torch.compile). Until `Taper.detach`,
+    `save_pretrained` of a model of transformers writes weights to go on from, and no checkpoint that loads elsewhere.
 
     Args:
         final: taper the final norm too (All-Taper).
@@ -54,26 +55,35 @@ def attach(
             (`levels`); 0: no such loss, and c by least squares.
 
     Raises:
-        UserError: unknown architecture, a pattern without a match, a norm of another class than the known ones, or a
-            model that is attached already; nothing has changed then.
+        UserError: unknown architecture, a pattern without a match, no norm left to taper, a number out of range, a
+            model that is wrapped or attached already, or norms and maps that cannot be tapered and folded
+            (`attachable`). After any error the model is what it was.
     """
     names = select_norms(model, final=final, sites=sites)
-    norms = {name: model.get_submodule(name) for name in names}
-    if DRIVER in model.__dict__:
-        raise UserError("this model is attached already; a model carries one taper")
-    for norm in norms.values():  # all of them, or nothing changes
-        require_taperable(norm)
-    device = next(model.parameters()).device
-    gate = Gate(device=device)
-    tapered = {name: taper(norm, gate, ema_rate=ema_rate) for name, norm in norms.items()}
+    if not names:
+        raise UserError("sites is empty and final is False, which tapers nothing: name norms, or leave sites out")
     weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
-    made = Taper(model, tapered, gate, schedule=schedule, ema_rate=ema_rate, **weights)
-    model.__dict__[DRIVER] = made  # a deep copy of the model thus carries a taper of its own
-    guard_saving(model)
+    return attach_norms(model, names, schedule=schedule, ema_rate=ema_rate, **weights)
+
+
+def attach_norms(
+    model: nn.Module, names: Sequence[str], *, schedule: GateSchedule | None, ema_rate: float, **weights: float
+) -> "Taper":
+    """Turn exactly the norms `names` into tapered ones, as `attach` does; none: a taper that has but its scale loss."""
+    require_options(schedule=schedule, ema_rate=ema_rate, **weights)
+    require_free(model)
+    require_attachable(model, names)
+    norms = {name: model.get_submodule(name) for name in names}
+    for norm in norms.values():
+        require_taperable(norm)
+    arch = architecture_of(model)
+    touched = [model, *map(model.get_submodule, (arch.trunk, arch.final)), *norms.values()]
+    with unchanged_on_error(touched):
+        gate = Gate(device=next(model.parameters()).device)
+        tapered = {name: taper(norm, gate, ema_rate=ema_rate) for name, norm in norms.items()}
+        made = Taper(model, tapered, gate, schedule=schedule, ema_rate=ema_rate, **weights)
+        install(made, model)
     return made
-
-
-DRIVER = "_tapernorm"  # where a model keeps its driver
 
 
 def taper_of(model: nn.Module) -> "Taper":
@@ -88,27 +98,19 @@ def taper_of(model: nn.Module) -> "Taper":
 
 
 def forget_taper(model: nn.Module) -> None:
-    """Take the taper and its probe off `model`, whose norms are no longer its own."""
-    model.__dict__.pop(DRIVER, None)
-    unguard_saving(model)
+    """Take the taper, its hooks and its probes off `model`, whose norms are no longer its own."""
+    uninstall(model)
     for name in architecture_of(model).norms(model):
         ScaleProbe.remove(model.get_submodule(name))
 
 
-class ScaleTarget(WideBuffers):
-    """s_tgt: the running mean of the batch-mean pre-logit scale while g = 1, frozen at the taper start."""
-
-    target: Tensor  # (); NaN until frozen
-
-    def __init__(self, rate: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.running = RunningMean(1, rate, dtype=dtype, device=device)
-        wide = self.running.ema.dtype
-        self.register_buffer("target", torch.full((), torch.nan, dtype=wide, device=device), persistent=False)
-
-
 class Taper:
-    """Drives the tapered norms of one model: gate, calibration and anchor. Made by `attach`."""
+    """Drives the tapered norms of one model: gate, calibration and anchor. Made by `attach`.
+
+    Attributes:
+        tokens: which tokens of the last forward pass count.
+        scale_loss: of scales (B, T, 1), their target () and, with a mask, whether each token counts (B, T, 1).
+    """
 
     def __init__(
         self,
@@ -119,30 +121,25 @@ class Taper:
         schedule: GateSchedule | None,
         ema_rate: float,
         anchor_weight: float,
-        level_weight: float,
+        level_weight: float = 0.0,
     ) -> None:
         self._model = model
         self._norms = norms
         self._final_norm = model.get_submodule(architecture_of(model).final)
         self._gate = gate
+        self.tokens = gate.tokens = TokenMask(model.get_submodule(architecture_of(model).trunk))
         self._probe = ScaleProbe.on(self._final_norm)
-        self._target = self._install_target(ema_rate)
-        self._levels = self._install_levels(ema_rate) if level_weight > 0 else None
+        gain = next(self._final_norm.parameters())
+        self._probe.anchor = self._target = ScaleTarget(ema_rate, dtype=gain.dtype, device=gain.device)
+        self._levels = Levels(list(norms.values()), ema_rate) if level_weight > 0 else None
+        if self._levels is not None:
+            self._probe.levels = self._levels
         self.schedule = schedule
         self.anchor_weight = anchor_weight
         self.level_weight = level_weight
         self.scale_loss: ScaleLoss = fixed_target_loss
         self.calibrated = False
         self._attached = True
-
-    def _install_target(self, ema_rate: float) -> ScaleTarget:
-        gain = next(self._final_norm.parameters())
-        self._probe.anchor = ScaleTarget(ema_rate, dtype=gain.dtype, device=gain.device)
-        return self._probe.anchor
-
-    def _install_levels(self, ema_rate: float) -> Levels:
-        self._probe.levels = Levels(list(self._norms.values()), ema_rate)
-        return self._probe.levels
 
     @property
     def swapped(self) -> tuple[str, ...]:
@@ -178,7 +175,7 @@ class Taper:
         """Set g by hand: 1 is the standard norm, 0 the linear map, anything between the mix of both.
 
         Raises:
-            UserError: g < 1 before the calibration, or a detached taper.
+            UserError: g outside [0, 1], g < 1 before the calibration, or a detached taper.
         """
         self._require_attached()
         self._require_calibration(value)
@@ -190,9 +187,12 @@ class Taper:
         The first step at or after `schedule.start` that finds the model uncalibrated calibrates it.
 
         Raises:
-            UserError: no schedule was given, or nothing was observed before the taper started.
+            UserError: `step` is no whole number >= 0, no schedule was given, or nothing was observed before the taper
+                started.
         """
         self._require_attached()
+        if (known := whole_number(step)) is None or known < 0:
+            raise UserError(f"set_step takes an optimizer step, a whole number >= 0, got {step!r}")
         if self.schedule is None:
             raise UserError("set_step needs a schedule: attach(model, schedule=GateSchedule(start, end))")
         tapering = step >= self.schedule.start
@@ -222,19 +222,29 @@ class Taper:
         self.calibrated = True
 
     @contextmanager
-    def observe(self) -> Iterator[None]:
+    def observe(self, mask: Tensor | Sequence[Tensor] | None = None) -> Iterator[None]:
         """Collect statistics in training passes at g = 1 inside; one EMA update at the end.
 
-        Where several processes of torch.distributed train the model, over the batches of all of them. An error inside
-        drops what was collected. Past the calibration this does nothing.
+        Padding is left out of statistics and scale losses: a position counts where the `attention_mask` of its pass is
+        not 0, whatever its label. Where several processes of torch.distributed train the model, the update is over the
+        batches of all of them. An error inside drops what was collected. Past the calibration nothing is collected.
+
+        Args:
+            mask: in the place of `attention_mask`, for a model that takes none: (B, T) integers or bools, 0 for
+                padding; a list of them, one for each training pass inside.
+
+        Raises:
+            UserError: norms were in eval mode and collected nothing, or the masks are not those of the passes inside.
         """
         self._require_attached()
         running = [self._target.running, *(norm.statistics for norm in self._norms.values())]
         running += [] if self._levels is None else [self._levels.running]
         self._gate.observing = not self.calibrated and self._gate.form is Form.OBSERVE
         try:
-            yield
+            with self.tokens.given(mask):
+                yield
             if self._gate.observing:
+                require_training(self._norms)
                 update_means(running)
         finally:
             self._gate.observing = False
@@ -249,10 +259,13 @@ class Taper:
         """
         self._require_attached()
         scale = self._probe.scale(self._final_norm)
+        counted = self.tokens.counted(scale)
         if self._gate.observing and self._final_norm.training:
-            self._target.running.add(scale.detach().sum(), scale.numel())
-        anchored = self.anchor_weight > 0 and self.calibrated
-        loss = self.anchor_weight * self.scale_loss(scale, self._target.target) if anchored else scale.new_zeros(())
+            self._target.running.add(sum_over(scale.detach(), counted), number_of(scale, counted))
+        loss = scale.new_zeros(())
+        if self.anchor_weight > 0 and self.calibrated:
+            tokens = () if counted is None else (counted,)
+            loss = self.anchor_weight * self.scale_loss(scale, self._target.target, *tokens)
         if self._levels is None:
             return loss
         norms, observing = list(self._norms.values()), self._gate.observing and self._final_norm.training
@@ -299,10 +312,7 @@ class Taper:
 
     def state_dict(self) -> dict[str, Any]:
         """What the model's own state dict does not hold: gate, running means, s_tgt. Plain tensors and a bool."""
-        buffers = {f"{n}.statistics.{k}": b for n, m in self._norms.items() for k, b in m.statistics.named_buffers()}
-        buffers |= {f"anchor.{k}": b for k, b in self._target.named_buffers()}
-        buffers |= {f"levels.{k}": b for k, b in self._level_buffers()}
-        buffers["gate"] = self._gate.value
+        buffers = {**self._buffers(), "gate": self._gate.value}
         return {"calibrated": self.calibrated, **{k: b.detach().clone() for k, b in buffers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -315,18 +325,16 @@ class Taper:
         if state.keys() != mine.keys():
             different = sorted(state.keys() ^ mine.keys())
             raise UserError(f"this taper state belongs to another model: {', '.join(different)}")
-        for name, norm in self._norms.items():
-            for key, buffer in norm.statistics.named_buffers():
-                buffer.copy_(state[f"{name}.statistics.{key}"])
-        for key, buffer in self._target.named_buffers():
-            buffer.copy_(state[f"anchor.{key}"])
-        for key, buffer in self._level_buffers():
-            buffer.copy_(state[f"levels.{key}"])
+        for key, buffer in self._buffers().items():
+            buffer.copy_(state[key])
         self.calibrated = state["calibrated"]
         self._gate.set(float(state["gate"]))
 
-    def _level_buffers(self) -> list[tuple[str, Tensor]]:
-        return [] if self._levels is None else list(self._levels.named_buffers())
+    def _buffers(self) -> dict[str, Tensor]:
+        """Running means and s_tgt, by the names that they have in the state."""
+        parts: dict[str, nn.Module] = {f"{name}.statistics": norm.statistics for name, norm in self._norms.items()}
+        parts |= {"anchor": self._target} | ({} if self._levels is None else {"levels": self._levels})
+        return {f"{part}.{key}": b for part, module in parts.items() for key, b in module.named_buffers()}
 
     def _require_attached(self) -> None:
         if not self._attached:
