@@ -118,6 +118,47 @@ def test_statistics_move_once_per_optimizer_step_and_stop_with_the_taper(tmp_pat
     assert close(torch.tensor(gates), torch.tensor([1, 1, 1, 0.75, 0.25, 0, 0]), 1e-6)
 
 
+def pad(side, extra):
+    """A collator that pads on `side` to the longest row and `extra` tokens more, with a token that is no target."""
+
+    def collate(some):
+        to = max(len(row["input_ids"]) for row in some) + extra
+        made = {"input_ids": [], "labels": [], "attention_mask": []}
+        for row in some:
+            spare = to - len(row["input_ids"])
+            values = {**row, "attention_mask": torch.ones_like(row["input_ids"])}
+            values["labels"][0] = -100  # behind padding at the left, a first token would be a target
+            for key, fill in (("input_ids", 7), ("labels", -100), ("attention_mask", 0)):
+                made[key].append(F.pad(values[key], (spare, 0) if side == "left" else (0, spare), value=fill))
+        return {key: torch.stack(values) for key, values in made.items()}
+
+    return collate
+
+
+def trained_on_unequal_rows(folder, side, extra):
+    model, taper = attached("llama")
+    callback = TaperCallback(taper)
+    trainer = trainer_of(model, callback, folder)
+    trainer.train_dataset = [
+        {key: value[: T - 3 * (i % 3)] for key, value in row.items()} for i, row in enumerate(rows())
+    ]
+    trainer.data_collator = pad(side, extra)
+    trainer.train()
+    return {"c": torch.tensor(list(taper.constants.values())), "s_tgt": taper.scale_target}
+
+
+def test_padding_of_the_collator_counts_in_no_statistic(tmp_path):
+    """Rows of 5, 8 and 11 tokens: what they are padded to, and where, changes no constant."""
+    found = {
+        key: trained_on_unequal_rows(tmp_path / str(i), *key)
+        for i, key in enumerate([("right", 0), ("right", 5), ("left", 5)])
+    }
+    expected = found.pop(("right", 0))
+    for key, constants in found.items():
+        for name, value in constants.items():
+            assert close(value, expected[name], 1e-5), (key, name)
+
+
 def test_without_its_loss_the_anchor_is_missed_before_the_taper_starts(tmp_path):
     model, taper = attached()
     trainer = trainer_of(model, TaperCallback(taper), tmp_path)
