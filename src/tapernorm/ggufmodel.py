@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .arch import has_tied_head
+from .baseconfig import UnusableWeights, build
 from .errors import UserError
 from .models.store import blank
 
@@ -195,6 +196,18 @@ _CUTS = {"gpt-2": _plain, "smollm": _digits, "qwen2": _qwen2}
 
 
 def _config(file: _File) -> tuple[type, Any]:
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        made, config = _described(file)
+    except (KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{file.path} describes no model ({reason}): fetch it again, or {_AS_FOLDER}") from None
+    build(made, config, file.path)
+    return made, config
+
+
+def _described(file: _File) -> tuple[type, Any]:
     import transformers
 
     if file.architecture not in _CLASSES:
@@ -240,7 +253,7 @@ def _fill(model: nn.Module, file: _File) -> None:
     }
     if any(faults.values()):
         said = "; ".join(f"{fault}: {', '.join(names)}" for fault, names in faults.items() if names)
-        raise UserError(f"the tensors in {file.path} do not fit its config: {said}")
+        raise UnusableWeights(f"the tensors in {file.path} do not fit its config: {said}")
     stored = load_gguf_state_dict(file.header)
     for name, target in targets.items():
         values = _spread(stored[found[name].name], found[name])

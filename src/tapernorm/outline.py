@@ -6,6 +6,7 @@ from itertools import groupby
 from torch import nn
 
 from .arch import architecture_of
+from .baseconfig import UnusableWeights
 from .errors import UserError
 from .foresight import Look, look_ahead
 from .jobs import FinetuneJob
@@ -36,6 +37,8 @@ def outline(request: Request) -> str:
     try:
         look = look_ahead(request, base, model)
         spreads, told, warnings = look.spreads, _legend(look), look.warnings(tapered, level_weight=request.level_weight)
+    except UnusableWeights:  # the run would stop there too
+        raise
     except UserError as error:
         spreads, told, warnings = {}, [f"scales not measured: {error}"], []
     level = f"; level loss {request.level_weight:g}" if request.level_weight else ""

@@ -11,12 +11,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from .arch import ARCHITECTURES, has_tied_head
+from .arch import has_tied_head
+from .baseconfig import UnusableWeights, build, read_config, require_norms
 from .errors import UserError
 from .files import sha256_of
 from .ggufmodel import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
 from .identity import digest
-from .models import store
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # of a repository of the hub: all but weights
 _IGNORED = (".attn.masked_bias", ".attn.bias", "rotary_emb.inv_freq")  # buffers that old files hold
@@ -81,75 +81,78 @@ def config_of(source: Path) -> tuple[type, Any]:
     """Class and config of the model in `source`.
 
     Raises:
-        UserError: there is no config, or it is of a model that is not known here.
+        UserError: as `baseconfig.read_config`, or `ggufmodel.config_of_gguf`.
     """
-    if is_gguf(source):
-        return config_of_gguf(source)
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())[:200]
-        files = ", ".join(path.name for path in sorted(source.glob("*.gguf")))
-        remedy = f" (a GGUF file is given by its own path, and there is {files})" if files else ""
-        raise UserError(f"cannot read a config of transformers in {source}: {reason}{remedy}") from None
-    return _class_of(config, source), config
+    return config_of_gguf(source) if is_gguf(source) else read_config(source)
 
 
 def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The model in `source`, in eval mode.
 
     Raises:
-        UserError: its class is not known, or its weights are missing, damaged or not what the config describes.
+        UserError: as `config_of`; or its weights are missing, damaged, not finite or not what the config describes.
     """
     if is_gguf(source):
-        return load_gguf(source, dtype)
-    if store.is_ours(source):
-        raise UserError(f"{source} was written by tapernorm: give the untouched model that it was made from")
+        model = load_gguf(source, dtype)
+        require_finite(model, source)
+        return model
     made, config = config_of(source)
-    loader: Any = made
+    try:
+        return load_weights(made, source, config, dtype)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot read the weights in {source}: {reason} (safetensors are needed)") from None
+
+
+def load_weights(kind: type, place: str | Path, config: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of transformers of this class and config, its weights those of a folder or hub name, in eval mode.
+
+    Raises:
+        OSError: there are none.
+        UnusableWeights: they are damaged, not finite, or not what the config describes.
+    """
+    loader: Any = kind
     try:
         model, info = loader.from_pretrained(
-            source,
+            place,
             config=config,
             dtype=dtype,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # they are reported and refused below
             output_loading_info=True,
         )
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot read the weights in {source}: {reason} (safetensors are needed)") from None
     except SafetensorError as error:
-        raise UserError(f"the weights in {source} are damaged ({error}): fetch or write them again") from None
+        raise UnusableWeights(f"the weights of {place} are damaged ({error}): fetch or write them again") from None
     faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
     faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]
     if any(faults.values()):
         found = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
-        raise UserError(f"the weights in {source} do not fit its config: {found}")
+        raise UnusableWeights(f"the weights of {place} do not fit its config: {found}")
     if config.tie_word_embeddings and not has_tied_head(model):
-        raise UserError(
-            f"{source} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
+        raise UnusableWeights(
+            f"{place} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
         )
+    require_finite(model, place)
     return model.eval()
 
 
+def require_finite(model: nn.Module, place: object) -> None:
+    """Raise UnusableWeights where a weight or buffer of `model`, read from `place`, is not finite."""
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool((finite := tensor.isfinite()).all()):
+            bad = int((~finite).sum())
+            raise UnusableWeights(
+                f"{name} of {place} holds {bad:,} values of {tensor.numel():,} that are not finite (NaN or infinity): "
+                "no training mends that; fetch the model again, or take another one"
+            )
+
+
 def skeleton(source: Path) -> nn.Module:
-    """The model that the config in `source` describes, without storage for its weights."""
+    """The model that the config in `source` describes, without storage for its weights, as a base to taper.
+
+    Raises:
+        UserError: as `config_of`, or its norms normalise nothing.
+    """
     made, config = config_of(source)
-    with torch.device("meta"):
-        model: Any = made(config)
-    model.tie_weights()
-    return model
-
-
-def _class_of(config: Any, folder: Path) -> type:
-    import transformers
-
-    known = [name for name, arch in ARCHITECTURES.items() if arch.hugging_face]
-    named = config.architectures or ["(none named)"]
-    if named[0] not in known:
-        raise UserError(f"{folder} holds a {named[0]}; known: {', '.join(sorted(known))}")
-    return getattr(transformers, named[0])
+    require_norms(config, source)
+    return build(made, config, source)

@@ -21,7 +21,8 @@ from .models.store import blank
 from .norms import Form, TaperNorm, kind_of
 
 EPS = 2.0**80
-_FIELDS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")  # what configs of transformers call it
+DISARMED_EPS = 1e6  # no mean square of a residual stream comes near: a norm with such an eps divides by a constant
+_FIELDS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")  # what configs of transformers call eps
 _REMEDY = "export it as `normfree`, which has no norms"
 
 

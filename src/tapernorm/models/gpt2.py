@@ -9,23 +9,24 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from ..arch import architecture_of, has_tied_head
+from ..arch import architecture_of
+from ..baseconfig import build, forget_attention, require_plain
 from ..errors import UserError
 from ..gpt2_settings import Gpt2Shape
+from ..pretrained import load_weights
+from ..stock import DISARMED_EPS
 from .store import blank, is_ours, load
-
-_DISARMED_EPS = 1e6  # no variance of a residual stream comes near
 
 
 def load_base(source: str | Path) -> GPT2LMHeadModel:
     """The GPT-2 that a hub name or a folder holds, float32, in eval mode: of transformers' format, or saved by us.
 
     Raises:
-        UserError: nothing of that name can be had, it is no GPT-2, or its weights are not what its config describes.
+        UserError: nothing of that name can be had, it is no GPT-2, or its weights are quantised, not finite or not what
+            its config describes.
     """
     folder = Path(source).expanduser()
     if folder.is_dir() and is_ours(folder):
@@ -33,29 +34,9 @@ def load_base(source: str | Path) -> GPT2LMHeadModel:
     place = str(folder) if folder.is_dir() else str(source)
     config = _read_config(place)
     try:
-        loaded: Any = GPT2LMHeadModel.from_pretrained(
-            place,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are reported and refused below
-            output_loading_info=True,
-        )
+        return load_weights(GPT2LMHeadModel, place, config)
     except OSError as error:
         raise _unreachable(source, error) from None
-    except SafetensorError as error:
-        raise UserError(f"the weights of {source} are damaged ({error}): fetch or write them again") from None
-    model, info = loaded
-    faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
-    faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith("attn.masked_bias")]
-    if any(faults.values()):
-        found = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
-        raise UserError(f"the weights of {source} do not fit its config: {found}")
-    if config.tie_word_embeddings and not has_tied_head(model):
-        raise UserError(
-            f"{source} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
-        )
-    return model.eval()
 
 
 @torch.no_grad()
@@ -97,7 +78,7 @@ def is_disarmed(config: GPT2Config) -> bool:
     Published FakeLN checkpoints keep the stock form: eps is 1e12, so that sigma is 1e6 whatever the token, and gamma
     carries 1e6 / sigma_bar.
     """
-    return config.layer_norm_epsilon >= _DISARMED_EPS
+    return config.layer_norm_epsilon >= DISARMED_EPS
 
 
 def _read_config(place: str) -> GPT2Config:
@@ -110,15 +91,23 @@ def _read_config(place: str) -> GPT2Config:
         raw, _ = GPT2Config.get_config_dict(place)
     except OSError as error:
         raise _unreachable(place, error) from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # of JSON that is no config
+        raise UserError(f"the config.json of {place} is damaged ({error}): fetch it again") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"the config.json of {place} holds no JSON object: fetch it again")
     if not raw:
         raise _unreachable(place, OSError("it holds no config.json."))
     kind = raw.get("model_type")
     if kind != "gpt2":
         raise UserError(f"{place} holds a model of type {kind!r}; this needs a GPT-2 (model_type 'gpt2')")
+    require_plain(raw, place)
     try:
-        return GPT2Config.from_dict(raw)
+        config: Any = GPT2Config.from_dict(raw)
     except StrictDataclassError as error:
         raise UserError(f"{place}: {' '.join(str(error).split())}") from None
+    forget_attention(config)
+    build(GPT2LMHeadModel, config, place)
+    return config
 
 
 def _unreachable(source: str | Path, error: OSError) -> UserError:

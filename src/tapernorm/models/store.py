@@ -90,8 +90,12 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether config.json there is one of this module's, of any format, and not of transformers."""
-    return (folder / "config.json").is_file() and "format" in _read_config(folder / "config.json")
+    """Whether config.json there is one of this module's, of any format; a damaged one is not, nor transformers' own."""
+    try:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "format" in config
 
 
 def _config_of(model: nn.Module, arch: Architecture) -> dict[str, Any]:
