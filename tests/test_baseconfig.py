@@ -89,6 +89,12 @@ def test_a_kernel_that_is_not_here_gives_way_to_the_models_own_and_changes_nothi
     assert type(skeleton(folder)) is GPT2LMHeadModel
 
 
+def test_a_model_that_would_return_tuples_returns_objects(home, tmp_path):
+    folder = changed(home, tmp_path, return_dict=False)
+    for read in (load_pretrained, load_base):
+        assert torch.equal(logits_of(read(folder), IDS), logits_of(load_pretrained(home / "gpt2"), IDS))
+
+
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_a_kernel_that_is_here_is_the_one_that_runs(home, tmp_path, kernel):
     folder = changed(home, tmp_path, attn_implementation=kernel)

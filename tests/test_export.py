@@ -12,6 +12,7 @@ import torch
 import transformers
 from builders import close, snapshot, tokens
 from mixed import close_gate
+from own_models import write_model
 from safetensors.torch import load_file, save_file
 from tiny_models import CASES, gated, judge, tiny
 from torch import nn
@@ -23,7 +24,10 @@ from tapernorm.errors import UserError
 from tapernorm.fakenorms import restore_fake
 from tapernorm.folding import fold
 from tapernorm.modelcard import Story
+from tapernorm.models import store
 from tapernorm.norms import TaperNorm
+from tapernorm.pretrained import load_pretrained
+from tapernorm.recipe import export_run
 from tapernorm.selfcheck import FILE, SelfCheck, typical_tokens
 
 ALL = {"final": True}
@@ -155,6 +159,37 @@ def test_a_gain_convention_of_another_class_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(TaperNorm, "gain_offset", 2.0**40)
     with refused("not the folded model in torch.float32"):
         export.save(narrow("gemma"), tmp_path / "out", form="stock")
+
+
+# How a model generates
+
+
+@pytest.mark.parametrize("form", export.FORMS)
+def test_generation_config_travels_from_the_base_to_every_form(form, tmp_path):
+    """From a published folder through a run's folder, as the command does, and from Python."""
+    said = {"eos_token_id": [0, 7], "repetition_penalty": 1.1, "temperature": 0.6, "top_p": 0.9}
+    write_model(tmp_path / "base", "llama")
+    (tmp_path / "base/generation_config.json").write_text(json.dumps(said))
+    model = load_pretrained(tmp_path / "base")
+    assert model.generation_config.eos_token_id == [0, 7]
+    close_gate(model, final=True)
+    store.save(model, tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "command", form=form)
+    export.save(model, tmp_path / "python", form=form)
+    for folder in (tmp_path / "command", tmp_path / "python"):
+        loaded = plain(folder) if form == "stock" else tapernorm.load(folder)
+        assert {key: getattr(loaded.generation_config, key) for key in said} == said
+        assert json.loads((folder / "generation_config.json").read_text()).items() >= said.items()
+
+
+def test_a_generation_config_that_transformers_does_not_save_is_refused_with_its_reason(tmp_path):
+    model = narrow("llama")
+    model.generation_config.temperature = 0.5  # without do_sample, and not as it was loaded
+    with refused("temperature"):
+        export.save(model, tmp_path / "stock", form="stock")
+    export.save(model, tmp_path / "normfree")
+    assert not (tmp_path / "stock").exists()
+    assert tapernorm.load(tmp_path / "normfree").generation_config.temperature == 0.5
 
 
 # Normfree

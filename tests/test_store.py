@@ -9,8 +9,9 @@ from builders import NORMS, decoder, snapshot, tokens
 from hugging_face import gpt2
 from mixed import close_gate
 from safetensors.torch import load_file, save_file
+from tiny_models import CASES, tiny
 from torch import nn
-from transformers import GPT2LMHeadModel
+from transformers import GenerationConfig, GPT2LMHeadModel
 
 from tapernorm.arch import logits_of
 from tapernorm.errors import UserError
@@ -283,6 +284,65 @@ def test_a_gpt2_comes_back_bitwise(tmp_path, make):
     assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) != tied
     found = again.generate(tokens(2, 3), max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert torch.equal(found, model.generate(tokens(2, 3), max_new_tokens=4, do_sample=False, pad_token_id=0))
+
+
+GENERATION = {"eos_token_id": [0, 7], "repetition_penalty": 1.1, "temperature": 0.6, "suppress_tokens": [3]}
+
+
+@pytest.mark.parametrize("make", [stock, tapered, lambda: fold(tapered())[0], lambda: fold(tapered(), fused=False)[0]])
+def test_how_a_model_generates_comes_back(tmp_path, make):
+    """Sampling options without do_sample contradict each other, and published models hold them all the same."""
+    model = make()
+    model.generation_config = GenerationConfig.from_dict(GENERATION)
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert again.generation_config == model.generation_config
+    assert {key: getattr(again.generation_config, key) for key in GENERATION} == GENERATION
+    assert json.loads((tmp_path / "generation_config.json").read_text()).items() >= GENERATION.items()
+    for options in ({}, {"suppress_tokens": None}):
+        drawn = [m.eval().generate(tokens(2, 3), max_new_tokens=5, pad_token_id=0, **options) for m in (model, again)]
+        assert torch.equal(*drawn)
+
+
+def test_what_the_config_implies_of_generation_is_not_written_and_an_earlier_models_is_removed(tmp_path):
+    model = stock()
+    model.generation_config = GenerationConfig.from_dict(GENERATION)
+    save(model, tmp_path)
+    save(stock(eos_token_id=[0, 7]), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert load(tmp_path).generation_config.eos_token_id == [0, 7]
+    save(model, tmp_path)
+    save(decoder(dtype=torch.float32), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"watermarking_config": 5}'])
+def test_a_damaged_generation_config_is_named(tmp_path, content):
+    model = stock()
+    model.generation_config = GenerationConfig.from_dict(GENERATION)
+    save(model, tmp_path)
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(UserError, match=r"generation_config\.json is damaged"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fields_beyond_the_architecture_come_back(tmp_path, name):
+    """Those of tasks, of outputs, of other tools; only where the file lay and what wrote it are left out."""
+    model = tiny(name, dtype=torch.float32)
+    fields = {"sep_token_id": 4, "task_specific_params": {"a": 1}, "my_own": "z", "chunk_size_feed_forward": 2}
+    fields |= {"output_hidden_states": True, "num_labels": 3, "eos_token_id": [0, 7]}
+    for key, value in fields.items():
+        setattr(model.config, key, value)
+    save(model, tmp_path)
+    again = load(tmp_path)
+    said, found = ({**m.config.to_dict(), "_name_or_path": ""} for m in (model, again))
+    assert found == said
+    assert again.config.my_own == "z"
+    assert torch.equal(logits_of(again, tokens()), logits_of(model, tokens()))
+    save(tiny(name, dtype=torch.float32), tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert told.get("more", {}).keys() <= {"intermediate_size"}  # none of OPT's, and the tests set it all the same
 
 
 def test_the_kinds_of_a_gpt2s_norms_are_named(tmp_path):

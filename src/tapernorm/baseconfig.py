@@ -43,7 +43,7 @@ def read_config(folder: Path) -> tuple[type, Any]:
     except (OSError, StrictDataclassError, *_MISREAD) as error:
         raise UserError(f"cannot read a config of transformers in {folder}: {_why(error, raw, folder)}") from None
     kind = _class_of(raw, config, folder)
-    forget_attention(config)
+    settle(config)
     build(kind, config, folder)
     return kind, config
 
@@ -60,13 +60,15 @@ def require_plain(raw: Mapping[str, Any], place: object) -> None:
         raise UserError(f"the config of {place} has dtype {dtype!r}, which torch does not have: write float32")
 
 
-def forget_attention(config: Any) -> None:
-    """Let the model choose its attention kernel where `config` names one that needs a package or a certain device.
+def settle(config: Any) -> None:
+    """Take out of `config` what says how a model runs, and not what it computes.
 
-    flash_attention_2 and its like compute what PyTorch's own kernel does, but for rounding.
+    An attention kernel that needs a package or a certain device gives way to the model's own: flash_attention_2 and its
+    like compute what that does, but for rounding. Outputs are objects and no tuples.
     """
     if config._attn_implementation not in _ATTENTION:
         config._attn_implementation = None
+    config.return_dict = True
 
 
 def require_norms(config: Any, place: object) -> None:

@@ -63,8 +63,7 @@ def save(
     _refuse_foreign(target)
     with _whole_folder(target) as new:
         if form == "stock":
-            stock: Any = disarmed(model).to(dtype)
-            stock.save_pretrained(new)
+            _save_stock(disarmed(model).to(dtype), new)
             _require_same(new, fold(model)[0].eval(), dtype)
         else:
             store.save(copy.deepcopy(_folded(model)).to(dtype), new)
@@ -73,6 +72,13 @@ def save(
         loaded = _load(new)
         write_text(new / CARD, modelcard.render(form, loaded, dtype, story))
         SelfCheck.of(new, loaded).write(new)
+
+
+def _save_stock(stock: Any, folder: Path) -> None:
+    try:
+        stock.save_pretrained(folder)
+    except ValueError as error:  # a generation_config that contradicts itself
+        raise UserError(f"transformers does not save this model: {' '.join(str(error).split())}") from None
 
 
 def load(folder: str | Path) -> nn.Module:

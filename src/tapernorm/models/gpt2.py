@@ -13,7 +13,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ..arch import architecture_of
-from ..baseconfig import build, forget_attention, require_plain
+from ..baseconfig import build, require_plain, settle
 from ..errors import UserError
 from ..gpt2_settings import Gpt2Shape
 from ..pretrained import load_weights
@@ -105,7 +105,7 @@ def _read_config(place: str) -> GPT2Config:
         config: Any = GPT2Config.from_dict(raw)
     except StrictDataclassError as error:
         raise UserError(f"{place}: {' '.join(str(error).split())}") from None
-    forget_attention(config)
+    settle(config)
     build(GPT2LMHeadModel, config, place)
     return config
 

@@ -1,4 +1,7 @@
-"""A finished model on disk: model.safetensors and config.json in one folder."""
+"""A finished model on disk: model.safetensors and config.json in one folder.
+
+generation_config.json lies beside them where a model of transformers has one that its config does not imply.
+"""
 
 from inspect import get_annotations
 from pathlib import Path
@@ -13,7 +16,7 @@ from ..arch import ARCHITECTURES, Architecture, architecture_of, has_tied_head
 from ..configfile import parse
 from ..errors import UserError
 from ..featurewise import make_featurewise
-from ..files import read_json, whole_file, write_json
+from ..files import read_json, whole_file, write_json, write_text
 from ..linearmaps import give_bias, loaded
 from ..norms import FixedScale, LayerNorm, TaperNorm
 from ..rivals import RIVALS, ScaledEmbedding, scale_embedding
@@ -26,9 +29,11 @@ from .llama import Decoder
 M = TypeVar("M", bound=nn.Module)
 FORMAT = 3
 MODEL_FILES = ("config.json", "model.safetensors")
+GENERATION = "generation_config.json"
 TAPERED, FIXED, ABSENT, FAKE, TEMPERED = "tapered", "fixed_scale", "absent", "fake", "tempered"
 WORDS = (TAPERED, FIXED, ABSENT, FAKE, TEMPERED, *RIVALS)  # what may stand in a norm's place
 SCALED = "scaled"  # what may stand in the embedding's
+_OF_THE_FILE = {"_name_or_path", "architectures", "dtype", "model_type", "torch_dtype", "transformers_version"}
 
 
 def save(model: nn.Module, folder: Path) -> None:
@@ -48,8 +53,11 @@ def save(model: nn.Module, folder: Path) -> None:
         del state[f"{arch.head}.weight"]
     with whole_file(folder / "model.safetensors") as temporary:
         temporary.write_bytes(to_bytes(state, metadata={"format": "pt"}))
+    _save_generation(model, folder)
     config = {"format": FORMAT, "architecture": type(model).__name__, "config": _config_of(model, arch)}
     config |= {"norms": _changed_norms(model, arch)} | (UNREADABLE if arch.hugging_face else {})
+    if more := _more_of(model, arch, config["config"]):
+        config["more"] = more
     if any(isinstance(module, ScaledEmbedding) for module in model.modules()):
         config["embedding"] = SCALED
     write_json(folder / "config.json", config)
@@ -75,13 +83,14 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
     if missing := sorted({"architecture", "config", "norms"} - config.keys()):
         raise UserError(f"{source} lacks {', '.join(missing)}: it is damaged, run the job that wrote it again")
     state = _read_weights(folder / "model.safetensors")
-    model = _build(config["architecture"], config["config"], source)
+    model = _build(config["architecture"], config["config"], config.get("more", {}), source)
     if not isinstance(model, kind):
         raise UserError(f"{folder} holds a {type(model).__name__}, and a {kind.__name__} is needed here")
     _change_norms(model, config["norms"], state, source)
     if config.get("embedding") == SCALED and isinstance(model, Decoder):
         scale_embedding(model)
     _load_weights(model, state, folder / "model.safetensors")
+    _load_generation(model, folder / GENERATION)
     if config["norms"]:
         guard_saving(model)
     if TAPERED in config["norms"].values():
@@ -110,7 +119,37 @@ def _own_fields(config_class: type) -> list[str]:
     return list(get_annotations(config_class))
 
 
-def _build(name: str, config: dict[str, Any], source: str) -> nn.Module:
+def _more_of(model: nn.Module, arch: Architecture, own: dict[str, Any]) -> dict[str, Any]:
+    """What a config of transformers says beyond `own`, its defaults and the file that it came from."""
+    if not arch.hugging_face:
+        return {}
+    config: Any = model.config
+    usual = type(config)(**own).to_dict()
+    said = config.to_dict()
+    return {k: v for k, v in said.items() if k not in (own.keys() | _OF_THE_FILE) and v != usual.get(k)}
+
+
+def _save_generation(model: nn.Module, folder: Path) -> None:
+    known: Any = getattr(model, "generation_config", None)
+    if known is None or known == type(known).from_model_config(model.config):
+        (folder / GENERATION).unlink(missing_ok=True)  # that of an earlier model
+    else:
+        write_text(folder / GENERATION, known.to_json_string(use_diff=True, keys_to_pop=["compile_config"]))
+
+
+def _load_generation(model: nn.Module, path: Path) -> None:
+    library: Any = model
+    if not path.is_file():
+        return
+    try:
+        library.generation_config = type(library.generation_config).from_pretrained(path.parent)
+    except (OSError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} is damaged ({' '.join(str(error).split())}): run the job that wrote it again"
+        ) from None
+
+
+def _build(name: str, config: dict[str, Any], more: dict[str, Any], source: str) -> nn.Module:
     """A model of that class and config, its weights yet to be loaded.
 
     Raises:
@@ -120,10 +159,10 @@ def _build(name: str, config: dict[str, Any], source: str) -> nn.Module:
         raise UserError(f"{source} has the architecture {name!r}; known: {', '.join(sorted(ARCHITECTURES))}")
     if not ARCHITECTURES[name].hugging_face:
         return Decoder(parse(DecoderConfig, config, source))
-    return _build_hugging_face(name, config, source)
+    return _build_hugging_face(name, config, more, source)
 
 
-def _build_hugging_face(name: str, config: dict[str, Any], source: str) -> nn.Module:
+def _build_hugging_face(name: str, config: dict[str, Any], more: dict[str, Any], source: str) -> nn.Module:
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
@@ -134,7 +173,7 @@ def _build_hugging_face(name: str, config: dict[str, Any], source: str) -> nn.Mo
             f"{source} does not fit {made.config_class.__name__}: unknown or missing {', '.join(different)}"
         )
     try:
-        settings = made.config_class(**config)
+        settings = made.config_class(**config, **more)
     except StrictDataclassError as error:
         raise UserError(
             f"{source} is damaged ({' '.join(str(error).split())}): run the job that wrote it again"
