@@ -35,14 +35,20 @@ class ScoredTaper(Taper):
 
         Raises:
             UserError: as ever.
+            Stopped: while it scores; the taper then counts as uncalibrated, so that all of it is done again.
         """
         super().calibrate()
         before, form = self._gate.value.item(), self._gate.form
         losses: list[float] = []
-        for gate in (1.0, 0.0):
-            self._gate.set(gate)
-            losses.append(self.validate().ce)
-        self._gate.set(before, form)
+        try:
+            for gate in (1.0, 0.0):
+                self._gate.set(gate)
+                losses.append(self.validate().ce)
+        except BaseException:
+            self.calibrated = False
+            raise
+        finally:
+            self._gate.set(before, form)
         self.losses = losses[0], losses[1]
 
     def values(self) -> dict[str, dict[str, Any]]:

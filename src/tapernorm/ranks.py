@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import islice
+from signal import Signals
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .errors import UserError
+from .stopping import Stopped, requested
 
 T = TypeVar("T")
 
@@ -88,8 +89,30 @@ def share_of(rows: Tensor) -> Tensor:
 
 
 def dealt(items: Iterable[T]) -> Iterator[T]:
-    """This rank's items of `items`: every so many-th."""
-    return islice(items, rank(), None, count())
+    """This rank's items of `items`: every so many-th. All ranks iterate over as many.
+
+    Raises:
+        Stopped: a rank was asked to stop, after each rank has dealt with an item.
+    """
+    for number, item in enumerate(items):
+        if number % count() == rank():
+            yield item
+        if number % count() == count() - 1:
+            stop_if_asked()
+
+
+def asked_to_stop() -> Signals | None:
+    """The signal that asked this process or another rank to stop; on all ranks, or on none of them."""
+    asked = requested()
+    if count() == 1:
+        return asked
+    return (asked or Signals.SIGTERM) if gathered([float(asked is not None)]).any() else None
+
+
+def stop_if_asked() -> None:
+    """Raise Stopped on every rank where one of them was asked to stop."""
+    if (asked := asked_to_stop()) is not None:
+        raise Stopped(asked)
 
 
 @torch.no_grad()

@@ -1,4 +1,6 @@
-"""Asked to stop (SIGTERM from a scheduler, SIGINT from Ctrl-C), a training finishes its step and keeps it.
+"""Asked to stop (SIGTERM from a scheduler, SIGINT from Ctrl-C), a training finishes its micro-batch.
+
+A step with more micro-batches to come is dropped, and the same command does it again.
 
 Outside `until_safe` such a signal raises `Stopped` at once; inside, it waits until the code there looks at `requested`.
 A second signal ends the process where it stands, for those who cannot wait; its checkpoints are whole all the same.
@@ -90,7 +92,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
         _state.received, _state.received_at = received, now
         if not _state.waiting:
             raise Stopped(received)
-        note = f"{received.name}: stopping after this step; a second one ends it at once\n"
+        note = f"{received.name}: stopping after this micro-batch; a second one ends it at once\n"
         os.write(2, note.encode())  # print is not for signal handlers: one that it interrupts may be printing
     elif now - _state.received_at > _SAME_S:
         signal.signal(number, signal.SIG_DFL)

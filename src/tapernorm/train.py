@@ -14,34 +14,41 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from signal import Signals
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .anchor import ScaleProbe
-from .arch import architecture_of, logits_of, vocabulary_of
+from .arch import architecture_of, vocabulary_of
 from .checkpoint import Checkpoints
-from .compute import require_compiler
 from .driver import NormDriver
 from .errors import UserError
 from .evaluate import Evaluation
 from .files import read_json, write_json
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
-from .models.llama import Decoder
 from .optimisation import Optimisation
 from .overflow import find_overflow
 from .progress import Progress
-from .ranks import count, from_leader, leads, rank, require_ranks, share_of, sum_gradients, sum_over_ranks
+from .ranks import (
+    asked_to_stop,
+    from_leader,
+    leads,
+    rank,
+    require_ranks,
+    share_of,
+    stop_if_asked,
+    sum_gradients,
+    sum_over_ranks,
+)
 from .rng import seed_dropout
 from .settings import HardwareConfig
-from .stopping import Stopped, requested, until_safe
+from .stopping import Stopped, until_safe
+from .trainingloss import IGNORED, checkpoint_activations, compiled_loss, training_loss
+
+__all__ = ["IGNORED", "Diverged", "Plan", "Trainer", "training_loss"]
 
 _EXPLODED = 1.5  # times log(vocabulary): a random model begins at about 1
-_MOST_FORMS = 8  # of a model's norms, for which compiling each pays
-IGNORED = -100  # a target that does not count, as cross_entropy has it
 
 
 class Diverged(UserError):
@@ -82,26 +89,6 @@ class Plan:
     tolerant: bool = False
 
 
-def checkpoint_activations(model: nn.Module) -> None:
-    """Keep no activation inside a block: each block runs again in the backward pass, with the same dropout."""
-    if isinstance(model, Decoder):
-        model.model.checkpoint_activations = True
-    else:
-        stock: Any = model
-        stock.activation_checkpointing_enable({"use_reentrant": False})
-
-
-def training_loss(
-    model: nn.Module, driver: NormDriver | None, inputs: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(CE, weighted auxiliary loss, logits (B, T, V)) of tokens (B, T): the function that `compile: true` compiles."""
-    logits = logits_of(model, inputs)
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    ce = F.cross_entropy(logits.flatten(0, 1).to(wide), targets.flatten(), ignore_index=IGNORED)
-    aux = ce.new_zeros(()) if driver is None else driver.auxiliary_loss(inputs)
-    return ce, aux, logits
-
-
 class Trainer:
     """Trains `model` by `plan`, resuming from its newest checkpoint.
 
@@ -122,32 +109,20 @@ class Trainer:
         self.groups = parameter_groups(model)
         self.final_norm = model.get_submodule(architecture_of(model).final)
         self.probe = ScaleProbe.on(self.final_norm)
-        self.loss = self._compiled_loss() if plan.hardware.compile else training_loss
+        self.loss = compiled_loss(driver, self.device, plan.label) if plan.hardware.compile else training_loss
         self.checkpoints = Checkpoints(plan.folder, plan.fingerprint)
         self.elapsed_s = 0.0  # training time, over all resumes
         self._metrics_bytes = 0  # of the metrics file, at the last checkpoint
+        self._unvalidated = False  # the validation after the last step was not finished
         self._exploded = False  # the loss has been told to be
-
-    def _compiled_loss(self) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-        """`training_loss`, a graph for each form of the norms, for whole micro-batches and for a smaller last one.
-
-        Norms of many forms, FakeLN's with one after every removal, stay eager: compiling would outlast the training.
-        """
-        require_compiler(self.device)
-        forms = 1 if self.driver is None else self.driver.forms
-        if forms > _MOST_FORMS:
-            if leads():
-                print(f"{self.plan.label}: not compiled, its norms take {forms} forms, a graph each", file=sys.stderr)
-            return training_loss
-        compiler: Any = torch.compile  # its annotations lack recompile_limit
-        return compiler(training_loss, dynamic=False, recompile_limit=2 * forms)
 
     def run(self) -> Evaluation:
         """Train to the last step; the validation score of the finished model.
 
         Raises:
             Diverged: now, or in an earlier attempt at the same run, which is not repeated.
-            Stopped: by a signal, after the step at hand and a checkpoint of it.
+            Stopped: by a signal, after the micro-batch at hand and a checkpoint; a step or a validation that was not
+                finished is done again by the next attempt.
         """
         self._refuse_known_divergence()
         start = self._resume()
@@ -156,16 +131,21 @@ class Trainer:
         self.model.train()
         try:
             with until_safe():
+                if self._unvalidated:
+                    self._validate(start - 1, metrics)
                 for k in range(start, self.plan.steps):
                     try:
                         row = self._timed_step(k)
                     except Diverged as error:
                         raise self._after_divergence(k, metrics, error) from None
+                    except Stopped:
+                        self._drop_step(k, metrics)
+                        raise
                     self._tell_of_explosion(row)
                     if self._is_logged(k):
                         metrics.write(row)
                     self._validate(k, metrics)
-                    stop = self._asked_to_stop()
+                    stop = asked_to_stop()
                     self._checkpoint(k + 1, metrics, now=stop is not None)
                     progress.update(k + 1, row["loss"], row["gate"])
                     if stop is not None:
@@ -181,7 +161,7 @@ class Trainer:
         """Optimizer step k; returns its metrics.
 
         Raises:
-            Diverged: before anything was updated, and what the norms observed in this step is dropped.
+            Diverged, Stopped: before anything was updated, and what the norms observed in this step is dropped.
         """
         seed_dropout(self.plan.seed, k, rank())
         lr = self.plan.optimisation.lr_at(k)
@@ -232,7 +212,9 @@ class Trainer:
         batch = len(inputs)
         inputs, targets = share_of(inputs), share_of(targets)
         rows = self.plan.hardware.micro_batch or len(inputs)
-        for some, theirs in zip(inputs.split(rows), targets.split(rows), strict=True):
+        for number, (some, theirs) in enumerate(zip(inputs.split(rows), targets.split(rows), strict=True)):
+            if number > 0:
+                stop_if_asked()
             share = len(some) / batch
             some, theirs = (part.to(self.device, non_blocking=True) for part in (some, theirs))
             with self._precision():
@@ -260,8 +242,16 @@ class Trainer:
 
     def _validate(self, k: int, metrics: MetricsFile | NoMetrics) -> None:
         every = self.plan.optimisation.eval_every
-        if every and (k + 1) % every == 0:
-            metrics.write({"step": k, **self._score(k).row(), "elapsed_s": self.elapsed_s})
+        if not every or (k + 1) % every:
+            return
+        try:
+            row = self._score(k).row()
+        except Stopped:
+            self._unvalidated = True
+            self._checkpoint(k + 1, metrics, now=True)
+            raise
+        self._unvalidated = False
+        metrics.write({"step": k, **row, "elapsed_s": self.elapsed_s})
 
     def _score(self, k: int) -> Evaluation:
         score = self.plan.validate()
@@ -273,14 +263,6 @@ class Trainer:
         )
         return score
 
-    def _asked_to_stop(self) -> Signals | None:
-        """The signal that asked this process to stop; all ranks stop after the same step, whichever got one."""
-        if count() == 1:
-            return requested()
-        asked = torch.tensor([float(requested() is not None)], device=self.device)
-        sum_over_ranks([asked])
-        return (requested() or Signals.SIGTERM) if asked.item() else None
-
     def _checkpoint(self, done: int, metrics: MetricsFile | NoMetrics, *, now: bool) -> None:
         if now or self._is_kept(done):
             self._metrics_bytes = metrics.sync()
@@ -288,6 +270,12 @@ class Trainer:
 
     def _is_kept(self, done: int) -> bool:
         return done % self.plan.hardware.checkpoint_every == 0 or done == self.plan.steps
+
+    def _drop_step(self, k: int, metrics: MetricsFile | NoMetrics) -> None:
+        """Forget the gradients of step k, which was not finished, and keep the state before it."""
+        self.optimizer.zero_grad()
+        if not self._is_kept(k):
+            self._checkpoint(k, metrics, now=True)
 
     def _after_divergence(self, k: int, metrics: MetricsFile | NoMetrics, error: Diverged) -> Diverged:
         """Keep the state before step k, unless it is not finite itself; the error, with what was salvaged."""
@@ -308,6 +296,7 @@ class Trainer:
             "driver": None if self.driver is None else self.driver.state_dict(),
             "elapsed_s": self.elapsed_s,
             "metrics_bytes": self._metrics_bytes,
+            "unvalidated": self._unvalidated,
         }
 
     def _resume(self) -> int:
@@ -321,6 +310,7 @@ class Trainer:
         if self.driver is not None:
             self.driver.load_state_dict(state["driver"])
         self.elapsed_s, self._metrics_bytes = state["elapsed_s"], state["metrics_bytes"]
+        self._unvalidated = state.get("unvalidated", False)  # no key: a checkpoint of an earlier version
         if leads():
             print(f"{self.plan.label}: resuming after step {step} of {self.plan.steps}", file=sys.stderr)
         return step
