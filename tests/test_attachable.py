@@ -13,7 +13,7 @@ from tiny_models import tiny
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from tapernorm import driver, norms, taper
+from tapernorm import driver, fakenorms, norms, taper
 from tapernorm.arch import logits_of
 from tapernorm.errors import UserError
 from tapernorm.fakeln import attach_fakeln
@@ -140,6 +140,13 @@ def test_a_wrapped_model_is_told_to_attach_before_wrapping(wrap, call):
         call(*arguments)
     assert structure(model) == before
     attach(model)
+
+
+def test_a_model_that_fully_shard_has_changed_is_told_to_attach_before():
+    model = gpt2()
+    model.__class__ = type("FSDPGPT2LMHeadModel", (type(model),), {})  # as it changes the class, in place
+    with pytest.raises(UserError, match=r"fully_shard .* after attach\(model\)"):
+        attach(model)
 
 
 def test_a_replica_of_data_parallel_is_refused_in_its_first_training_pass():
@@ -305,6 +312,19 @@ def test_a_map_that_only_the_unfused_fold_takes_is_told_at_once(spoil):
 # All or nothing
 
 
+@pytest.mark.parametrize("rate", [0.0, NAN])
+def test_a_single_norm_is_changed_whole_or_not_at_all(rate):
+    norm = builders.plain_norm("layernorm", 12)
+    with pytest.raises(ValueError, match="EMA rate"):
+        norms.taper(norm, norms.Gate(), ema_rate=rate)
+    assert type(norm) is nn.LayerNorm
+    model = gpt2()
+    before = structure(model)
+    with pytest.raises(ValueError, match="EMA rate"):
+        fakenorms.make_fake(model, "transformer.h.0.ln_1", ema_rate=rate)
+    assert structure(model) == before
+
+
 def at_call(number, stock):
     """`stock`, which fails at its call of that number."""
     calls = iter(range(1, 1000))
@@ -350,8 +370,6 @@ def test_an_error_half_way_through_leaves_the_model_as_it_was(monkeypatch, modul
 
 
 def test_fakeln_is_attached_whole_or_not_at_all(monkeypatch):
-    from tapernorm import fakenorms
-
     options = {"schedule": FAKE_SCHEDULE, "aux_weight": 0.1, "eot": 0}
     model = gpt2(n_layer=3)
     before = structure(model)

@@ -235,6 +235,31 @@ def test_nothing_is_collected(act):
     assert not untouched(model, driver)
 
 
+def test_blocks_in_eval_mode_are_named_and_what_the_others_collected_is_dropped():
+    """As a loop has it that switches off the dropout of blocks that it does not train."""
+    model, driver = builders.attached()
+    model.model.layers[1].eval()
+    with pytest.raises(UserError, match=r"model\.layers\.1\.input_layernorm and 1 more, .* model\.train\(\)"):
+        observe(model, driver, tokens())
+    assert untouched(model, driver)
+    for name in ("input_layernorm", "post_attention_layernorm"):  # the remedy: norms have no dropout
+        model.get_submodule(f"model.layers.1.{name}").train()
+    observe(model, driver, tokens())
+    assert not untouched(model, driver)
+
+
+def test_an_evaluation_inside_is_no_eval_mode_of_the_step():
+    model, driver = builders.attached()
+    with driver.observe(), torch.no_grad():
+        model.eval()(tokens(seed=8))
+        model.train()(tokens())
+        driver.anchor_loss()
+        model.eval()(tokens(seed=9))
+    other, alone = builders.attached()
+    observe(other, alone, tokens())
+    assert snapshot(driver.state_dict()) == snapshot(alone.state_dict())
+
+
 @pytest.mark.parametrize("g", [1.0, 0.37, 0.0])
 def test_nothing_is_collected_after_the_calibration(g):
     model, driver = builders.calibrated(g)

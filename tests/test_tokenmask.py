@@ -451,6 +451,22 @@ def fresh_dynamo():
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
+def test_a_compiled_model_tells_the_taper_outside_which_tokens_counted():
+    """torch.compile(model) after attach, the scale loss outside of the graph."""
+    expected = taught(*made("llama", torch.float32, anchor_weight=0.3), batches(to=16))
+    model, driver = made("llama", torch.float32, anchor_weight=0.3)
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
+    found = []
+    for k, some in enumerate(batches(to=16)):
+        driver.set_step(k if k < 2 else k + 1)
+        with driver.observe():
+            compiled(**some)
+            found.append(driver.anchor_loss().item())
+    assert close(torch.tensor(found[2:]), expected["losses"], 1e-5)
+    assert close(driver.scale_target, expected["s_tgt"], 1e-5)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_compiled_step_with_masks_takes_three_graphs_over_a_whole_taper(loss):
     def step(model, driver, some):

@@ -36,12 +36,14 @@ def read_config(folder: Path) -> tuple[type, Any]:
     from transformers import AutoConfig
 
     _refuse_other_folders(folder)
-    raw = _read_object(folder / _CONFIG) if (folder / _CONFIG).is_file() else {}
+    if not (folder / _CONFIG).is_file():
+        raise UserError(f"cannot read a config of transformers in {folder}: it holds no {_CONFIG}{_ggufs_of(folder)}")
+    raw = _read_object(folder / _CONFIG)
     require_plain(raw, folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, StrictDataclassError, *_MISREAD) as error:
-        raise UserError(f"cannot read a config of transformers in {folder}: {_why(error, raw, folder)}") from None
+        raise UserError(f"cannot read a config of transformers in {folder}: {_why(error, raw)}") from None
     kind = _class_of(raw, config, folder)
     settle(config)
     build(kind, config, folder)
@@ -130,14 +132,17 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _why(error: Exception, raw: Mapping[str, Any], folder: Path) -> str:
-    """What is wrong with a config that cannot be read, and what to do."""
+def _why(error: Exception, raw: Mapping[str, Any]) -> str:
+    """What is wrong with a config that cannot be read."""
     if raw.get("auto_map"):
         kind = raw.get("model_type")
         return f"its model_type {kind!r} is code of its own (auto_map), and code that lies beside weights is never run"
+    return " ".join(str(error).split())[:200]
+
+
+def _ggufs_of(folder: Path) -> str:
     files = ", ".join(path.name for path in sorted(folder.glob("*.gguf")))
-    remedy = f" (a GGUF file is given by its own path, and there is {files})" if files else ""
-    return " ".join(str(error).split())[:200] + remedy
+    return f" (a GGUF file is given by its own path, and there is {files})" if files else ""
 
 
 def _class_of(raw: Mapping[str, Any], config: Any, folder: Path) -> type:

@@ -120,15 +120,16 @@ def make_fake(model: nn.Module, name: str, *, ema_rate: float = 1.0) -> FakeLaye
     require_plain(model, name)
     norm = model.get_submodule(name)
     attention = _attention_map(model, name)
+    gamma = norm.get_parameter("weight")
+    statistics = RunningMean(1, ema_rate, dtype=gamma.dtype, device=gamma.device)  # refuses a rate before any change
     if attention is not None:
         attention.__class__ = SplitConv1D
     norm.__class__ = FakeLayerNorm
     assert isinstance(norm, FakeLayerNorm)
-    gamma = norm.weight
     norm.parts = WHOLE if attention is None else SPLIT
     norm.removed = (False,) * len(norm.parts)
     norm.observing = False
-    norm.statistics = RunningMean(1, ema_rate, dtype=gamma.dtype, device=gamma.device)
+    norm.statistics = statistics
     unknown = torch.full((len(norm.parts),), torch.nan, dtype=norm.statistics.sums.dtype, device=gamma.device)
     norm.register_buffer("sigma_bars", unknown)
     return norm

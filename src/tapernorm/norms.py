@@ -325,12 +325,13 @@ def taper(norm: nn.Module, gate: Gate, *, ema_rate: float) -> TaperNorm:
     require_taperable(norm)
     gamma = norm.get_parameter("weight")
     gain = gain_of(norm).detach()
+    statistics = RunningMean(2, ema_rate, dtype=gamma.dtype, device=gamma.device)  # refuses a rate before any change
     norm.__class__ = _tapered_class(type(norm))
     assert isinstance(norm, TaperNorm)
     norm.gate = gate
     norm.gamma_t = nn.Parameter(gain.to(gamma.dtype, copy=True))
     norm.register_buffer("c", torch.full((), torch.nan, dtype=gain.dtype, device=gamma.device))
-    norm.statistics = RunningMean(2, ema_rate, dtype=gamma.dtype, device=gamma.device)
+    norm.statistics = statistics
     return norm
 
 
