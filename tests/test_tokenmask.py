@@ -353,8 +353,9 @@ def test_observe_takes_masks_for_a_model_that_has_none():
         with pytest.raises(UserError, match="mask"):
             run(given, parts)
     model, driver = builders.attached()
-    with pytest.raises(UserError), driver.observe(mask[:2]):
-        model(padded)
+    for wrong in (mask[:2], [mask.tolist()], 7):
+        with pytest.raises(UserError, match="mask"), driver.observe(wrong):
+            model(padded)
     assert all(norm.statistics.count == 0 for norm in model.modules() if isinstance(norm, TaperNorm))
 
 
@@ -450,6 +451,7 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_compiled_model_tells_the_taper_outside_which_tokens_counted():
     """torch.compile(model) after attach, the scale loss outside of the graph."""
@@ -466,6 +468,7 @@ def test_a_compiled_model_tells_the_taper_outside_which_tokens_counted():
     assert close(driver.scale_target, expected["s_tgt"], 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_compiled_step_with_masks_takes_three_graphs_over_a_whole_taper(loss):

@@ -42,8 +42,10 @@ class TokenMask:
         """Inside, training passes take these masks, (B, T) each, one after another; None: those of their calls.
 
         Raises:
-            UserError: the number of passes is not the number of masks.
+            UserError: these are no masks, or not as many as there are passes.
         """
+        if not isinstance(masks, Tensor | Sequence | None):
+            raise UserError(f"mask must be a (B, T) tensor or a list of them, got a {type(masks).__name__}")
         self._given = None if masks is None else [masks] if isinstance(masks, Tensor) else list(masks)
         try:
             yield
