@@ -128,3 +128,12 @@ def test_contributing_names_files_and_names_that_exist():
         "src/tapernorm/verbs/report.py": "make = {",
     }.items():
         assert name in (ROOT / place).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", LOOPS], ids=lambda page: page.name)
+def test_loops_for_loaded_models_put_them_into_training_mode(page):
+    """from_pretrained hands a model over in eval mode, in which nothing is observed."""
+    text = page.read_text(encoding="utf-8")
+    observed = text.index("with taper.observe()")
+    start = text.rindex("attach(model", 0, observed)
+    assert "model.train()" in text[start:observed]
