@@ -199,6 +199,23 @@ def test_a_norm_at_two_places_is_refused_by_both_names(share):
         attach(model)
 
 
+@pytest.mark.parametrize(("place", "source"), [(1, 0), (2, 1), (2, 0)])
+def test_of_three_blocks_two_are_one_and_no_block_is_passed_over(place, source):
+    model = gpt2(n_layer=3)
+    model.transformer.h[place] = model.transformer.h[source]
+    refused(model, f"transformer.h.{source}.ln_1 and transformer.h.{place}.ln_1")
+    model.transformer.h[place] = copy.deepcopy(model.transformer.h[source])
+    assert len(attach(model).swapped) == 6
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_block_that_is_shared_since_is_refused_by_the_fold(fused):
+    model, _ = builders.calibrated(0.0)
+    model.model.layers[1] = model.model.layers[0]
+    with pytest.raises(UserError, match="input_layernorm are one module"):
+        fold(model, fused=fused)
+
+
 def test_a_shared_norm_is_refused_where_but_one_of_its_places_was_asked_for():
     model = gpt2()
     shared_norms(model)

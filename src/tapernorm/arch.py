@@ -41,10 +41,13 @@ class Architecture:
         """Full name of the module that runs the blocks; "" is the model itself."""
         return self.blocks.rpartition(".")[0]
 
+    def depth(self, model: nn.Module) -> int:
+        """How many blocks there are; one that stands at two places counts twice."""
+        return len(model.get_submodule(self.blocks)._modules)
+
     def internal_norms(self, model: nn.Module) -> list[str]:
         """Full names of all internal norms, block 0 upward."""
-        depth = len(list(model.get_submodule(self.blocks).children()))
-        return [f"{self.blocks}.{i}.{norm}" for i in range(depth) for norm in self.internal]
+        return [f"{self.blocks}.{i}.{norm}" for i in range(self.depth(model)) for norm in self.internal]
 
     def norms(self, model: nn.Module) -> list[str]:
         """Full names of all norms, in the order they run."""

@@ -26,14 +26,9 @@ def require_attachable(model: nn.Module, names: Sequence[str]) -> None:
     _require_storage(model)
     arch = architecture_of(model)
     consumers = list(dict.fromkeys(consumer for name in names for consumer in arch.consumers(name)))
-    places = _places(model)
-    for name in names:
-        if len(found := places[id(model.get_submodule(name))]) > 1:
-            raise UserError(
-                f"{' and '.join(found)} are one module, and a norm needs a constant at each place: give each place "
-                "its own module (copy.deepcopy)"
-            )
+    require_apart(model, names)
     require_own_weights(model, [*names, *consumers])
+    places = _places(model)
     unfit = [told for name in consumers if (told := _why_unfit(name, model.get_submodule(name), places))]
     if unfit:
         more = f" (and {len(unfit) - 1} more)" if len(unfit) > 1 else ""
@@ -41,6 +36,17 @@ def require_attachable(model: nn.Module, names: Sequence[str]) -> None:
             f"{unfit[0]}{more}: as it stands, fold(model) will refuse it; fold(model, fused=False) takes it",
             stacklevel=4,
         )
+
+
+def require_apart(model: nn.Module, names: Iterable[str]) -> None:
+    """Raise UserError where one of the norms `names` stands at another place of `model` too."""
+    places = _places(model)
+    for name in names:
+        if len(found := places[id(model.get_submodule(name))]) > 1:
+            raise UserError(
+                f"{' and '.join(found)} are one module, and a norm needs a constant at each place: give each place "
+                "its own module (copy.deepcopy)"
+            )
 
 
 def _why_unfit(name: str, layer: nn.Module, places: dict[int, list[str]]) -> str | None:

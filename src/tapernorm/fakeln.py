@@ -52,7 +52,7 @@ def attach_fakeln(
     require_options(schedule=None, ema_rate=ema_rate, aux_weight=aux_weight)
     require_free(model)
     arch = architecture_of(model)
-    depth = len(list(model.get_submodule(arch.blocks).children()))
+    depth = arch.depth(model)
     removal_steps(schedule, depth)
     names = arch.norms(model)
     require_attachable(model, names)

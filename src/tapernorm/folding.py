@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .arch import Architecture, architecture_of, context_of, has_tied_head, logits_of, untie, vocabulary_of
-from .attachable import require_own_weights
+from .attachable import require_apart, require_own_weights
 from .audit import require_foldable
 from .errors import UserError
 from .linearmaps import loaded, make_plain, replace, weight64
@@ -90,6 +90,7 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
     """
     arch = architecture_of(model)
     norms = _foldable_norms(model, arch)
+    require_apart(model, norms)
     require_own_weights(model, [consumer for name in norms for consumer in arch.consumers(name)] if fused else [])
     folded = copy.deepcopy(model).eval()  # all passes are its own: one of `model` would move the taper's probe
     forget_taper(folded)
