@@ -29,7 +29,8 @@ MARK = ".tapernorm.json"
 SCHEMA_VERSION = 1
 _SHOWN = 3  # names of files, or settings that differ, in one message
 _LONGEST = 40  # characters of a setting in a message
-_TRAINING = ("metrics.jsonl", "model.safetensors", "config.json", "result.json", "resume", "tensorboard")
+_MODEL = ("model.safetensors", "config.json", "generation_config.json")
+_TRAINING = ("metrics.jsonl", *_MODEL, "result.json", "resume", "tensorboard")
 FILES = {  # kind -> names of all that a job of that kind writes into its folder; folders among them count whole
     "corpus": ("train.jsonl", "valid.jsonl", "manifest.json"),
     "tokenizer": ("tokenizer.model", *TOKENIZER_FILES, "manifest.json"),

@@ -140,7 +140,7 @@ def _publish(
         "job": job.model_dump(mode="json"),
         "values": _values(trainer, score),
         **details,
-        "files": described_files(out, RESULT_FILES[:-1]),
+        "files": described_files(out, (*RESULT_FILES[:-1], "generation_config.json")),
         "config": read_json(out / "config.json"),
         "provenance": provenance(
             config_hash=digest(canonical_json(job)),
@@ -182,8 +182,9 @@ def finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
 
 
 def described_files(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Name -> size and sha256 of each of these files, for a result."""
-    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)} for name in names}
+    """Name -> size and sha256 of those of these files that are there, for a result."""
+    there = {name: folder / name for name in names if (folder / name).is_file()}
+    return {name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for name, path in there.items()}
 
 
 def damaged_files(folder: Path, result: Mapping[str, Any]) -> list[str]:
