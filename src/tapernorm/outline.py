@@ -7,17 +7,10 @@ from pathlib import Path
 
 from torch import nn
 
-<<<<<<< HEAD
 from .arch import architecture_of, vocabulary_of
 from .data.coders import open_tokenizer
 from .data.hubtokenizer import save_hub_tokenizer
 from .foresight import Look, NoLook, look_ahead
-=======
-from .arch import architecture_of
-from .baseconfig import UnusableWeights
-from .errors import UserError
-from .foresight import Look, look_ahead
->>>>>>> work-lib
 from .jobs import FinetuneJob
 from .models.llama import parameter_count
 from .names import beginning, in_braces
@@ -48,13 +41,7 @@ def outline(request: Request) -> str:
     try:
         look = look_ahead(request, found.base, model)
         spreads, told, warnings = look.spreads, _legend(look), look.warnings(tapered, level_weight=request.level_weight)
-<<<<<<< HEAD
     except NoLook as error:
-=======
-    except UnusableWeights:  # the run would stop there too
-        raise
-    except UserError as error:
->>>>>>> work-lib
         spreads, told, warnings = {}, [f"scales not measured: {error}"], []
     level = f"; level loss {request.level_weight:g}" if request.level_weight else ""
     header = ("norm", "parameters", "becomes", *(_MEASURED if spreads else ()), "folds into")

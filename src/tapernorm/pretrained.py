@@ -17,10 +17,7 @@ from .errors import UserError
 from .files import sha256_of
 from .ggufmodel import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
 from .identity import digest
-<<<<<<< HEAD
 from .tokenizerfiles import TOKENIZER_FILES
-=======
->>>>>>> work-lib
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # of a repository of the hub: all but weights
 _IGNORED = (".attn.masked_bias", ".attn.bias", "rotary_emb.inv_freq")  # buffers that old files hold
