@@ -131,7 +131,6 @@ def read(folder: Path) -> OwnRows:
             dtype=dict.fromkeys(_TEXT, "str"),
             keep_default_na=False,
             na_values={key: [""] for key in ("constant", "first", *spread_rows.QUANTILES, "largest")},
-            float_precision="round_trip",
         ),
     )
 
