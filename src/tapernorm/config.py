@@ -70,7 +70,9 @@ class Config(Strict):
     @classmethod
     def _run_is_no_other_folder(cls, run: str) -> str:
         if run.lower() in RESERVED:
-            raise ValueError(f"{run!r} is a folder of its own under results/: take a name other than {', '.join(RESERVED)}")
+            raise ValueError(
+                f"{run!r} is a folder of its own under results/: take a name other than {', '.join(RESERVED)}"
+            )
         return run
 
     @field_validator("seeds")

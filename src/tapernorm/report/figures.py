@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..files import whole_file
 from ..settings import VARIANT_LABELS, VARIANTS
 from . import bands, style
+from .rows import JOB
 
 GATE = "gate"
 _DECIMALS = 9  # of a place in the figure, as a fraction of its size
@@ -39,6 +40,8 @@ LOSS_GAP = Panel(bands.GAP, "gap to\nBaseline (%)", log=False, height=0.7)
 LOGIT_RMS = Panel("logit_rms", "logit RMS", log=False)
 LOGIT_MAX = Panel("logit_max", "largest |logit|", log=True)
 GRADIENT = Panel("grad_norm", "gradient norm\nbefore clipping", log=True)
+# The columns of the curves that figures and claims read.
+CURVES = (*JOB, "step", GATE, *(panel.metric for panel in (LOSS, LOGIT_RMS, LOGIT_MAX, GRADIENT)))
 
 
 def figure1a(
