@@ -200,6 +200,13 @@ def test_an_impossible_setting_is_explained(changes, message):
     assert message in complaint(changed(**changes))
 
 
+@pytest.mark.parametrize("run", ["published", "bench", "Bench"])
+def test_a_run_has_a_folder_of_its_own(run):
+    with pytest.raises(ConfigError, match=rf"run: '{run}' is a folder of its own .* published, bench"):
+        parse(Config, changed(run=run), "config")
+    assert parse(Config, changed(run=f"{run}-2"), "config").run == f"{run}-2"
+
+
 def test_all_faults_are_told_at_once():
     text = complaint(changed(train__lr=-1, taper__ema_rate=3, model__norm="none"))
     assert [line.split(":")[0].strip() for line in text.splitlines()[1:]] == [

@@ -1,6 +1,8 @@
 """Figures against the raw curves they summarise, and their files against what print needs."""
 
+import shutil
 import struct
+from pathlib import Path
 from statistics import fmean, median
 
 import matplotlib.colors
@@ -8,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from matplotlib import font_manager
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from tapernorm.errors import UserError
@@ -163,6 +167,40 @@ def test_files_are_print_quality_and_equal_from_equal_input(curves, tmp_path):
     assert b"/FontFile2" in pdf
     assert b"/Type3" not in pdf
     assert b"CreationDate" not in pdf
+    assert b"FlateDecode" not in pdf  # packed by another version of zlib, it would be other bytes
+
+
+def test_glyphs_are_those_that_come_with_matplotlib_whatever_the_system_has(tmp_path, monkeypatch):
+    fonts = Path(matplotlib.get_data_path(), "fonts/ttf")
+    other = shutil.copy(fonts / "DejaVuSansMono.ttf", tmp_path / "DejaVuSans.ttf")
+    system = font_manager.FontEntry(fname=str(other), name="DejaVu Sans", size="scalable")
+    known = [entry for entry in font_manager.fontManager.ttflist if entry.name != "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [system, *known])
+
+    def found(family):
+        return Path(font_manager.findfont(font_manager.FontProperties(family=family), rebuild_if_missing=False))
+
+    assert found(style.RC["font.family"]) == fonts / "DejaVuSans.ttf"
+    assert found("DejaVu Sans") == other  # what the plain name finds
+
+
+def test_the_last_bits_of_the_layout_reach_no_file(curves, tmp_path, monkeypatch):
+    exact = ConstrainedLayoutEngine.execute
+    places = []
+    for number, noise in enumerate((0.0, 1e-14)):
+
+        def noisy(engine, figure, noise=noise):
+            grids = exact(engine, figure)
+            for axes in figure.axes:
+                axes._set_position(axes.get_position(original=True).translated(noise, -noise), which="original")
+            places.append([axes.get_position(original=True).bounds for axes in figure.axes])
+            return grids
+
+        monkeypatch.setattr(ConstrainedLayoutEngine, "execute", noisy)
+        figures.save(*figures.figure1a(curves, **RUN), tmp_path / str(number) / "figure1a")
+    assert places[0] != places[-1]
+    for kind in ("pdf", "png"):
+        assert (tmp_path / f"0/figure1a.{kind}").read_bytes() == (tmp_path / f"1/figure1a.{kind}").read_bytes()
 
 
 def test_seeds_logged_at_other_steps_are_refused(curves):

@@ -9,7 +9,7 @@ from . import __version__
 from .errors import UserError, settings_named
 from .files import REASONS
 from .stopping import Stopped, stoppable
-from .verbs import data, models, oddities, outcomes, recipes, report, robustness, study, training
+from .verbs import data, models, oddities, outcomes, publishing, recipes, report, robustness, study, training
 from .verbs.arguments import Verbs
 
 _REASONS = REASONS | {errno.ENOENT: "name one that is there"}
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = Verbs(parser)
-    for stage in (data, training, models, recipes, outcomes, report, robustness, study, oddities):
+    for stage in (data, training, models, recipes, outcomes, report, robustness, study, oddities, publishing):
         stage.add(verbs)
     return parser
 

@@ -46,6 +46,8 @@ from .settings import (
 )
 from .study_settings import Arm, ArmJob, Stage
 
+RESERVED = ("published", "bench")  # folders under results/ and figures/ that are no run's
+
 
 class Config(Strict):
     """One run of the whole pipeline."""
@@ -65,6 +67,15 @@ class Config(Strict):
     robustness: Robustness | None  # Table S3, also beyond it; null: left out
     hardware: HardwareConfig
     assumptions: tuple[Assumption, ...]
+
+    @field_validator("run")
+    @classmethod
+    def _run_is_no_other_folder(cls, run: str) -> str:
+        if run.lower() in RESERVED:
+            raise ValueError(
+                f"{run!r} is a folder of its own under results/: take a name other than {', '.join(RESERVED)}"
+            )
+        return run
 
     @field_validator("seeds")
     @classmethod

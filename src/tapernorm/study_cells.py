@@ -61,6 +61,11 @@ def homes(config: Config) -> dict[tuple[StageName, Name, Seed], str]:
     return found
 
 
+def has_rivals(stage: Stage) -> bool:
+    """Whether a stage reports rivals of the norms: its arms are then timed and tried on odd inputs as well."""
+    return not stage.search and any(arm.treatment is not None and arm.treatment.norm is not None for arm in stage.arms)
+
+
 def trained_arms(config: Config) -> list[tuple[Stage, str, int]]:
     """The (stage, arm, seed) that are trained as such, each once."""
     lies_in = homes(config)

@@ -1,5 +1,6 @@
 # What rules ask for: the job of a cell and what it costs, its GPU, the files that a table or figure is made from.
 from tapernorm.estimates import Load, limit_min, memory_mb
+from tapernorm.report import sources
 
 GPUS = 0 if RUN.hardware.device == "cpu" else 1  # of a job on the device
 TRAINING_GPUS = GPUS * RUN.hardware.devices_per_job  # of a pre-training
@@ -37,24 +38,17 @@ def benched_run(wildcards):
     )
 
 
-def source_of(wildcards):
-    """The option and file that a table or figure is made from: training rows, or the samples of a benchmark."""
+def source_named(wildcards):
+    """What a table or figure is made from: training rows, or the samples of a benchmark."""
     name = wildcards.get("table") or wildcards.get("figure")
-    if name == "table2v1":
-        return "--bench", f"{RESULTS}/bench/last_token.json"
-    if name in ("table2", "table2x", "figure_decode"):
-        return "--bench", f"{RESULTS}/bench/decode.json"
-    if name in ("table3", "table3x", "figure_finetune"):
-        return "--rows", f"{RESULTS}/gpt2_rows"
-    return "--rows", f"{RESULTS}/rows"
+    return sources.SOURCES[{**sources.TABLES, **sources.FIGURES}[name]]
+
+
+def source_of(wildcards):
+    """Its option and place on the command line."""
+    source = source_named(wildcards)
+    return f"--{source.option}", f"{RESULTS}/{source.place}"
 
 
 def source_files(wildcards):
-    option, path = source_of(wildcards)
-    if option == "--bench":
-        return path
-    names = {
-        f"{RESULTS}/rows": ["results", "curves"],
-        f"{RESULTS}/gpt2_rows": ["scores", "curves", "removals"],
-    }
-    return [f"{path}/{name}.csv" for name in names[path]]
+    return [f"{RESULTS}/{file}" for file in source_named(wildcards).files]

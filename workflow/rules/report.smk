@@ -170,16 +170,8 @@ localrules:
     figure_finetune,
 
 
-# A clone comes with some runs' tables and figures and not with what they were made from. A target asks for that too:
-# Snakemake takes a file that is there for made, whatever it was made from is missing.
-TRAINED = rules.rows.output
-DECODED = [f"{RESULTS}/bench/{kind}.json" for kind in ("decode", "last_token")]
-FINETUNED_ROWS = rules.gpt2_rows.output if RUN.gpt2 else []
-
-
 rule table1:
     input:
-        TRAINED,
         multiext(f"{RESULTS}/tables/table1", ".csv", ".md", ".tex"),
 
 
@@ -190,7 +182,6 @@ rule table2:
             table=["table2", "table2x", "table2v1"],
             kind=["csv", "md", "tex"],
         ),
-        DECODED,
 
 
 rule table3:
@@ -200,18 +191,15 @@ rule table3:
             table=["table3", "table3x"],
             kind=["csv", "md", "tex"],
         ),
-        FINETUNED_ROWS,
 
 
 rule figure1a:
     input:
-        TRAINED,
         multiext(f"{FIGURES}/figure1a", ".pdf", ".png", ".csv"),
 
 
 rule figure1b:
     input:
-        TRAINED,
         multiext(f"{FIGURES}/figure1b", ".pdf", ".png", ".csv"),
 
 
@@ -223,19 +211,16 @@ rule figure1:
 
 rule figure2:
     input:
-        TRAINED,
         multiext(f"{FIGURES}/figure2", ".pdf", ".png", ".csv"),
 
 
 rule figure_decode:
     input:
-        DECODED,
         multiext(f"{FIGURES}/figure_decode", ".pdf", ".png", ".csv"),
 
 
 rule figure_finetune:
     input:
-        FINETUNED_ROWS,
         multiext(f"{FIGURES}/figure_finetune", ".pdf", ".png", ".csv"),
 
 

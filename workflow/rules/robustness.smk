@@ -170,9 +170,7 @@ localrules:
     study_S3,
 
 
-# The scores too: Snakemake takes rows that came with a clone for made, whatever they were made from is missing.
 rule study_S3:
     input:
-        odd_scores(None),
         S3_FILES,
-        [[odd_scores(stage), arms_files(stage)] for stage in ODD.stages],
+        [arms_files(stage) for stage in ODD.stages],

@@ -10,9 +10,7 @@ STAGE_OF = {
     RUN.trials_job(stage).name: stage for stage in [None, *ODD.stages]
 }  # of rows
 ODD_SCORES = f"{RESULTS}/robustness/{{place}}/seed{{seed}}.json"
-ODD_ROWS = multiext(
-    f"{RESULTS}/tables/study_{{trials}}", ".csv", "_trials.csv", "_positions.csv"
-)
+ODD_ROWS = [f"{RESULTS}/{path}" for path in sources.TRIALS_ROWS]
 S3_TABLES = ["table_S3", "table_S3x"]
 S3_FILES = expand(
     f"{RESULTS}/tables/{{table}}.{{kind}}", table=S3_TABLES, kind=["csv", "md", "tex"]
@@ -28,12 +26,6 @@ def trials_rows(stage):
     """Rows of a stage's arms; None: of the run's own models."""
     name = RUN.trials_job(stage).name
     return [path.format(trials=name) for path in ODD_ROWS]
-
-
-def odd_files():
-    """Tables and figure that can be made from the rows that are there."""
-    made = {None: S3_FILES, **{stage: arms_files(stage) for stage in ODD.stages}}
-    return [files for stage, files in made.items() if are_there(*trials_rows(stage))]
 
 
 def odd_scores(stage):

@@ -84,42 +84,29 @@ localrules:
     stage_table,
     stage_figure,
     study,
-    study_figures,
 
 
-# study_S0 is the run that the study builds on: the paper's own tables, figures and claims. It asks for the runs too:
-# Snakemake takes rows that came with a clone for made.
+# study_S0 is the run that the study builds on: the paper's own tables, figures and claims.
 rule study_S0:
     input:
-        rules.rows.input,
         rules.tables.input,
         rules.figures.input,
         rules.claims.output,
     localrule: True
 
 
-# A stage's table and figure, and the results of all its runs: Snakemake takes rows that came with a clone for made.
 for stage in STAGES:
 
     rule:
         name:
             f"study_{stage}"
         input:
-            stage_results(stage),
             stage_files(stage),
-            [oddities_sources(stage), oddities_files(stage)]
-            if stage in WITH_RIVALS
-            else [],
+            oddities_files(stage) if stage in WITH_RIVALS else [],
         localrule: True
 
 
 rule study:
     input:
-        [[stage_results(stage), stage_files(stage)] for stage in STAGES],
-        [[oddities_sources(stage), oddities_files(stage)] for stage in WITH_RIVALS],
-
-
-# Tables and figures of all whose rows are there, the paper's among them, from these rows: no run has to be.
-rule study_figures:
-    input:
-        committed_files(),
+        [stage_files(stage) for stage in STAGES],
+        [oddities_files(stage) for stage in WITH_RIVALS],

@@ -35,7 +35,7 @@ def table2(bench: Bench, *, run: str, caption: str) -> Table:
     labels = _labels(bench)
     return Table(
         name="table2",
-        columns=[*_MODEL, Column("tok/s"), Column("ratio")],
+        columns=[*_MODEL, Column("tok/s", timed="speed"), Column("ratio", timed="ratio")],
         rows=[[*_heading(row), labels[row["arm"]], spread(row, "tokens_per_s"), ratio(row, NAIVE)] for row in rows],
         published=[
             [published.TABLE2_SHORT, "all", labels[arm], ABSENT, f"{theirs.low:.2f}–{theirs.high:.2f}"]
@@ -78,9 +78,9 @@ def table2x(bench: Bench, *, run: str, caption: str) -> Table:
         columns=[
             *(Column(header, align="l") for header in ("phase", "mode")),
             *(Column(header) for header in ("batch", "prompt")),
-            *(Column(header, better) for header in ("tok/s", "% of read")),
-            *(Column(header, "ratio to it") for header in ("several-op", "unfused", "fused", "bound")),
-            *(Column(header, fused) for header in ("GB/s", "% of read")),
+            *(Column(header, better, timed="speed") for header in ("tok/s", "% of read")),
+            *(Column(header, "ratio to it", timed="ratio") for header in ("several-op", "unfused", "fused", "bound")),
+            *(Column(header, fused, timed="speed") for header in ("GB/s", "% of read")),
         ],
         rows=list(_table2x_lines(rows)),
         published=[],
@@ -130,7 +130,8 @@ def table2v1(bench: Bench, *, run: str, caption: str) -> Table:
         name="table2v1",
         columns=[
             *_MODEL,
-            *(Column(header, "this run") for header in ("k tok/s", "ratio", "to F.rms_norm")),
+            Column("k tok/s", "this run", timed="speed"),
+            *(Column(header, "this run", timed="ratio") for header in ("ratio", "to F.rms_norm")),
             *(Column(header, theirs) for header in ("k tok/s", "ratio")),
         ],
         rows=list(_table2v1_lines(bench, rows)),

@@ -44,6 +44,12 @@ def value_at(document: dict[str, Any], place: str, path: Path) -> Any:
         raise UserError(f"{path} holds no {place}: it was not written by this version; run the job again") from None
 
 
+def stored(path: Path) -> Path:
+    """The file, or where it is not there its compressed form, as it is published."""
+    packed = path.with_name(f"{path.name}.gz")
+    return path if path.is_file() or not packed.is_file() else packed
+
+
 def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")

@@ -11,14 +11,18 @@ import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from ..errors import UserError
 from ..files import whole_file
 from ..settings import VARIANT_LABELS, VARIANTS
 from . import bands, style
+from .rows import JOB
 
 GATE = "gate"
+_DECIMALS = 9  # of a place in the figure, as a fraction of its size
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ LOSS_GAP = Panel(bands.GAP, "gap to\nBaseline (%)", log=False, height=0.7)
 LOGIT_RMS = Panel("logit_rms", "logit RMS", log=False)
 LOGIT_MAX = Panel("logit_max", "largest |logit|", log=True)
 GRADIENT = Panel("grad_norm", "gradient norm\nbefore clipping", log=True)
+# The columns of the curves that figures and claims read.
+CURVES = (*JOB, "step", GATE, *(panel.metric for panel in (LOSS, LOGIT_RMS, LOGIT_MAX, GRADIENT)))
 
 
 def figure1a(
@@ -62,13 +68,29 @@ def figure2(
 
 
 def save(figure: Figure, frame: pd.DataFrame, stem: Path) -> None:
-    """Write `stem`.pdf, .png and .csv; equal input gives equal files, but for the sign of a zero in the PDF."""
+    """Write `stem`.pdf, .png and .csv; equal input gives equal files, byte for byte, at one version of matplotlib."""
     with whole_file(stem.with_suffix(".csv")) as temporary:
         frame.to_csv(temporary, index=False, lineterminator="\n")
     undated: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
-    for kind, metadata in undated.items():
-        with whole_file(stem.with_suffix(f".{kind}")) as temporary, matplotlib.rc_context(style.RC), _one_date():
-            figure.savefig(temporary, format=kind, metadata=metadata)
+    with matplotlib.rc_context(style.RC), _one_date():
+        figure.set_layout_engine(RoundedLayout())
+        for kind, metadata in undated.items():
+            with whole_file(stem.with_suffix(f".{kind}")) as temporary:
+                figure.savefig(temporary, format=kind, metadata=metadata)
+
+
+class RoundedLayout(ConstrainedLayoutEngine):
+    """Constrained layout with the places of all axes rounded.
+
+    The solver orders its terms by their addresses in memory, so that the last bits of a place differ between processes.
+    """
+
+    def execute(self, fig: Figure) -> Any:
+        grids = super().execute(fig)
+        for axes in fig.axes:
+            axes.set_position(Bbox(axes.get_position(original=True).get_points().round(_DECIMALS)), which="original")
+            axes.set_in_layout(True)  # set_position takes it out
+        return grids
 
 
 @contextmanager

@@ -10,10 +10,12 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from ..errors import UserError
 from ..gpt2_settings import METHOD_LABELS, METHODS
 from . import bands, style
+from .gpt2_rows import MODEL
 
 LOSS, HELD_OUT = "ce", "valid_ce"
 GAPS = {LOSS: bands.GAP, HELD_OUT: "valid_ce_gap_percent"}
 GATE, REMOVAL = "gate", "removal"
+CURVES = ("run", *MODEL, "step", LOSS, HELD_OUT, GATE)  # the columns of the curves that the figure reads
 TAPERS, FAKELN = ("internal_aux", "all_aux"), "fakeln"
 STAGES = {"ln_2": "MLP", "qk": "q, k", "v": "v", "ln_f": "final"}  # last part of a site's name -> the stage it is of
 _HEIGHTS = (1.15, 0.85, 0.3, 0.42)

@@ -84,7 +84,7 @@ def oddities_table(rows: Sequence[Row], bench: Bench | None, job: StageJob) -> T
     modes = [mode for mode in _SPEED_MODES if any(f"speed_{mode}" in record for record in records)]
     columns = [
         *(Column("arm", align="l"), Column("n"), Column("left to run", align="l"), Column("kernels")),
-        *(Column(MODES[mode], group="decoding speed") for mode in modes),
+        *(Column(MODES[mode], group="decoding speed", timed="ratio") for mode in modes),
         Column("largest activation"),
         *(Column(header, group="loss on") for header in ROWS.values()),
     ]

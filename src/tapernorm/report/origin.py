@@ -8,7 +8,10 @@ from ..errors import UserError
 from .documents import read_document, value_at
 from .table import ABSENT, Column, Table
 
-KINDS = ("base", "pretrain", "finetune", "fold", "evaluate", "bench_decode", "bench_last_token")
+KINDS = (
+    *("base", "pretrain", "arm", "finetune", "fold", "evaluate", "robustness"),
+    *("bench_decode", "bench_last_token", "bench_rivals"),
+)
 COLUMNS = (
     *("file", "kind", "job", "seed", "commit", "dirty", "config_hash", "device", "host", "written_at"),
     *("wall_time_s", "train_time_s", "tokens", "versions"),
@@ -30,6 +33,21 @@ def collect(paths: Iterable[Path]) -> list[Row]:
         raise UserError("no result was given: name at least one, such as results/RUN/pretrain/*/*/*/result.json")
     differing = _differing([_versions(document, path) for path, document in documents])
     return [_row(path, document, differing) for path, document in documents]
+
+
+def collect_below(places: Iterable[str], results: Path) -> list[Row]:
+    """One row per result file at these places below `results`, where `file` says the place; with all versions.
+
+    Raises:
+        UserError: as `collect`.
+    """
+    return [row(place, read_document(results / place, *KINDS)) for place in places]
+
+
+def row(name: str, document: Row) -> Row:
+    """The row of one result, called `name`; `versions` holds all of its packages."""
+    path = Path(name)
+    return _row(path, document, list(_versions(document, path)))
 
 
 def provenance_table(rows: Sequence[Row], *, run: str) -> Table:
@@ -81,8 +99,9 @@ def _row(path: Path, document: Row, differing: Sequence[str]) -> Row:
 
 def _job(document: Row) -> str:
     """What the job was of, in a word or three."""
+    within = {"evaluate": "model", "arm": "pretrain"}.get(document["kind"])
     job = document.get("job", {})
-    job = job.get("model", {}) if document["kind"] == "evaluate" else job
+    job = job.get(within, {}) if within else job
     width = job.get("d_model", (job.get("model") or {}).get("d_model"))
     named = [job.get("variant"), job.get("method"), job.get("size"), None if width is None else f"d{width}"]
     return " ".join(str(word) for word in named if word is not None) or str(document.get("source", ""))

@@ -10,7 +10,7 @@ from .documents import read_of_run, value_at
 
 KIND = "spread"
 FORMS = ("before", "after")
-_QUANTILES = {"p0_1": "0.001", "p5": "0.05", "median": "0.5", "p95": "0.95", "p99": "0.99", "p99_9": "0.999"}
+QUANTILES = {"p0_1": "0.001", "p5": "0.05", "median": "0.5", "p95": "0.95", "p99": "0.99", "p99_9": "0.999"}
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -39,7 +39,7 @@ def _constant(c: float | None) -> dict[str, Any]:
 
 def _scales(entry: dict[str, Any]) -> dict[str, Any]:
     largest = entry["worst"][0]
-    numbers = {"first": entry["first"], **{name: entry["quantiles"][q] for name, q in _QUANTILES.items()}}
+    numbers = {"first": entry["first"], **{name: entry["quantiles"][q] for name, q in QUANTILES.items()}}
     numbers["largest"] = largest["scale"]
     return {
         **{name: stats.NAN if value is None else value for name, value in numbers.items()},

@@ -1,11 +1,20 @@
 """How every figure looks: print sizes, colours safe for the colour-blind, dashes that tell lines apart in grey."""
 
 import textwrap
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import seaborn
+from matplotlib.font_manager import FontEntry, fontManager
 
 COLUMN_IN, PAGE_IN = 3.4, 7.0  # print widths of one column and of the page
+
+# Matplotlib comes with DejaVu Sans, and prefers another version of it that the system may have. Under a name of its own
+# the one that comes with it is found: the same glyphs on every machine.
+FONT = "Matplotlib's DejaVu Sans"
+_FONT_FILE = Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")
+fontManager.ttflist.append(FontEntry(fname=str(_FONT_FILE), name=FONT, size="scalable"))
 
 _COLORS = seaborn.color_palette("colorblind").as_hex()
 
@@ -50,7 +59,7 @@ GATE = {"color": "#595959", "linewidth": 0.9}
 BAND_ALPHA = 0.18
 
 RC: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same glyphs on every machine
+    "font.family": FONT,
     "font.size": 7,
     "axes.labelsize": 7,
     "axes.titlesize": 7.5,
@@ -77,6 +86,7 @@ RC: dict[Any, Any] = {
     "legend.columnspacing": 1.4,
     "legend.labelspacing": 0.3,
     "pdf.fonttype": 42,  # embedded TrueType: text stays text
+    "pdf.compression": 0,  # by the zlib of the system, which is not the same everywhere
     "savefig.dpi": 300,
 }
 

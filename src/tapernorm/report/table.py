@@ -22,6 +22,7 @@ class Column:
     group: str = ""
     align: Literal["l", "r"] = "r"
     code: bool = False  # cells are shown letter by letter, as code
+    timed: Literal["", "speed", "ratio"] = ""  # a speed, or a ratio of two: measured anew, they differ
 
 
 @dataclass(frozen=True)

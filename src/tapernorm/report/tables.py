@@ -123,14 +123,30 @@ def _printed(rows: Sequence[Row]) -> Iterator[list[str]]:
         yield line + [cell for v in SHOWN[1:] for cell in (loss_cell(cells.get(v)), gap_cell(cells.get(v)))]
 
 
-def loss_cell(row: Row | None) -> str:
+def table1_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Table 1 for a terminal of 80 columns, from its rows: a line for each width, seeds counted and printed variant."""
+    line = "{:<8} {:>4} {:>3}  {:<21}  {:<15}  {}".format
+    yield line("size", "d", "n", "variant", "loss", "gap % to Baseline")
+    last = None
+    for row in (row for row in rows if row["variant"] in SHOWN):
+        size = row["size"] + ("†" if row["seeds_counted"] == TRIMMED else "")
+        named = ("", "") if size == last else (size, row["d_model"])
+        yield line(*named, row["n"], VARIANT_LABELS[row["variant"]], loss_cell(row), gap_cell(row))
+        last = size
+    for variant, theirs in published.TABLE1_GAP_PERCENT.items():
+        if variant in SHOWN:
+            gap = f"{theirs.low}–{theirs.high}, published for 1M–30M"
+            yield line("paper", "", published.TABLE1_SEEDS, VARIANT_LABELS[variant], ABSENT, gap)
+
+
+def loss_cell(row: Mapping[str, Any] | None) -> str:
     """Mean ± sample standard deviation; the mean alone for one seed."""
     if row is None:
         return ABSENT
     return f"{row['valid_ce_mean']:.4f}" + (f" ± {row['valid_ce_std']:.4f}" if row["n"] > 1 else "")
 
 
-def gap_cell(row: Row | None) -> str:
+def gap_cell(row: Mapping[str, Any] | None) -> str:
     """Gap and its interval; the gap alone for one pair."""
     if row is None or not row["n_pairs"]:
         return ABSENT

@@ -20,7 +20,7 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--runs", nargs="+", required=True, metavar="NAME=DIR", help="measured by `tapernorm spread`")
     made.add_argument("--run", type=run_name, required=True, metavar="NAME", help="what they are called together")
     made.add_argument("--caption", default="", metavar="TEXT", help="a sentence for each table and figure")
-    folders(made, tables="folder for scores and norms_NAME, as .csv, .md and .tex")
+    folders(made, results="folder for rows/, and from these tables/: scores and norms_NAME, as .csv, .md and .tex")
     folders(made, figures="folder for figure_spread_NAME, as .pdf, .png and .csv")
 
 
@@ -39,13 +39,11 @@ def spread(arguments: argparse.Namespace) -> None:
 
 
 def outcome(arguments: argparse.Namespace) -> None:
-    from ..report import figures, own_tables, spread_figure, spread_rows, table
+    from ..report import catalogue, own_rows
 
     runs: dict[str, Path] = named_folders(arguments.runs, "--runs")
-    shared = {"name": arguments.run, "caption": arguments.caption}
-    table.write(own_tables.scores_table(runs, **shared), arguments.tables)
-    for label, run in runs.items():
-        table.write(own_tables.norms_table(label, run, **shared), arguments.tables)
-        rows = spread_rows.read(run / "spread.json")
-        drawing, frame = spread_figure.figure_spread(rows, run=f"{arguments.run}, {label}", caption=arguments.caption)
-        figures.save(drawing, frame, arguments.figures / f"figure_spread_{label}")
+    results = arguments.results
+    own_rows.write(own_rows.collect(runs, run=arguments.run, caption=arguments.caption), results / own_rows.FOLDER)
+    found = catalogue.Rows(results, arguments.run)
+    for entry in catalogue.own_entries(runs):
+        catalogue.write(entry, found, results, arguments.figures)

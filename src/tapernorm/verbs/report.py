@@ -2,18 +2,15 @@
 
 import argparse
 import os
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ..config import Config
 from ..configfile import json_schema
 from ..errors import UserError
 from ..jobs import ClaimsJob, ReportJob, SettingsJob
+from ..report.sources import FIGURES, SETTINGS, SOURCES, TABLES
 from .arguments import Verbs, folders, job_of, positive, real, run_name
-
-_DECODE_TABLES = ("table2", "table2x", "table2v1")
-_GPT2_TABLES = ("table3", "table3x")
-_TRAINING_FIGURES = ("figure1a", "figure1b", "figure2")
 
 
 def add(verbs: Verbs) -> None:
@@ -26,16 +23,16 @@ def add(verbs: Verbs) -> None:
     folders(made, out="folder for results.csv and curves.csv")
 
     made = verbs.add(table, "write a table as CSV, Markdown and LaTeX", configured=True)
-    made.add_argument("name", choices=("table1", *_DECODE_TABLES, *_GPT2_TABLES))
+    made.add_argument("name", choices=tuple(TABLES))
     _sources(made)
     folders(made, out="folder for the table")
 
     made = verbs.add(settings, "write Table 4 or 5 from a config, its assumptions marked", configured=True)
-    made.add_argument("name", choices=("table4", "table5"))
+    made.add_argument("name", choices=tuple(SETTINGS))
     folders(made, out="folder for the table")
 
     made = verbs.add(figure, "draw a figure as PDF and PNG, with the CSV that it draws", configured=True)
-    made.add_argument("name", choices=(*_TRAINING_FIGURES, "figure_decode", "figure_finetune"))
+    made.add_argument("name", choices=tuple(FIGURES))
     _sources(made)
     folders(made, out="folder for the figure")
 
@@ -87,76 +84,50 @@ def rows(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    from ..report import decode_rows, decode_tables, gpt2_rows, gpt2_tables, html, rows, table, tables
+    from ..report import catalogue, html, table
 
     job = job_of(arguments, ReportJob, Config.report_job)
-    if arguments.name == "table1":
-        results, _ = rows.read(_source(arguments, "rows"))
-        _require_run(job.run, results["run"])
-        made = tables.table1(results, run=job.run, caption=job.caption, labels=job.labels)
-    elif arguments.name in _GPT2_TABLES:
-        scores = gpt2_rows.read(_source(arguments, "rows")).scores
-        _require_run(job.run, scores["run"])
-        make = {"table3": gpt2_tables.table3, "table3x": gpt2_tables.table3x}
-        made = make[arguments.name](scores, run=job.run, caption=job.caption)
-    else:
-        kind = decode_rows.LAST_TOKEN if arguments.name == "table2v1" else decode_rows.DECODE
-        measured = decode_rows.read(_source(arguments, "bench"), kind=kind)
-        make = {"table2": decode_tables.table2, "table2x": decode_tables.table2x, "table2v1": decode_tables.table2v1}
-        made = make[arguments.name](measured, run=job.run, caption=job.caption)
+    made = catalogue.make_table(arguments.name, _found(arguments, TABLES[arguments.name], job.run), job)
     table.write(made, arguments.out)
     html.write(made, arguments.out)
 
 
 def settings(arguments: argparse.Namespace) -> None:
-    from ..report import html, settings_tables, table
+    from ..report import catalogue, html, table
 
-    job = job_of(arguments, SettingsJob, Config.settings_job)
-    make = {"table4": settings_tables.table4, "table5": settings_tables.table5}
-    made = make[arguments.name](job)
+    made = catalogue.make_settings(arguments.name, job_of(arguments, SettingsJob, Config.settings_job))
     table.write(made, arguments.out)
     html.write(made, arguments.out)
 
 
 def figure(arguments: argparse.Namespace) -> None:
-    from ..report import decode_figure, decode_rows, figures, gpt2_figure, gpt2_rows, rows
+    from ..report import catalogue, figures
 
     job = job_of(arguments, ReportJob, Config.report_job)
-    if arguments.name == "figure_decode":
-        measured = decode_rows.read(_source(arguments, "bench"))
-        drawing, frame = decode_figure.figure_decode(measured, run=job.run, caption=job.caption)
-    elif arguments.name == "figure_finetune":
-        known = gpt2_rows.read(_source(arguments, "rows"))
-        _require_run(job.run, known.scores["run"])
-        drawing, frame = gpt2_figure.figure_finetune(known.curves, known.removals, run=job.run, caption=job.caption)
-    else:
-        results, curves = rows.read(_source(arguments, "rows"))
-        _require_run(job.run, results["run"])
-        make = {"figure1a": figures.figure1a, "figure1b": figures.figure1b, "figure2": figures.figure2}
-        drawing, frame = make[arguments.name](curves, run=job.run, caption=job.caption, labels=job.labels)
+    drawing, frame = catalogue.make_figure(arguments.name, _found(arguments, FIGURES[arguments.name], job.run), job)
     figures.save(drawing, frame, arguments.out / arguments.name)
+
+
+def _found(arguments: argparse.Namespace, source: str, run: str) -> Any:
+    """What a table or figure is made from, read where --rows or --bench says."""
+    from ..report import catalogue
+
+    option = SOURCES[source].option
+    given = getattr(arguments, option)
+    if given is None:
+        raise UserError(f"{arguments.name} is made from --{option}: name it")
+    return catalogue.read(source, given, run=run)
 
 
 def claims(arguments: argparse.Namespace) -> None:
     from ..files import write_text
-    from ..report import claims, decode_rows, gpt2_rows, gpt2_summary, html, rows, table
+    from ..report import catalogue, html, table
 
     job = job_of(arguments, ClaimsJob, Config.claims_job)
-    results, curves = rows.read(arguments.rows)
-    _require_run(job.run, results["run"])
-    gpt2 = gpt2_rows.read(arguments.gpt2_rows).scores if arguments.gpt2_rows else None
-    if gpt2 is not None:
-        _require_run(job.run, gpt2["run"])
-    last_token = arguments.last_token and decode_rows.read(arguments.last_token, kind=decode_rows.LAST_TOKEN)
-    measured = claims.Measured(
-        results=results,
-        curves=curves,
-        text=job.text,
-        decode=decode_rows.read(arguments.bench) if arguments.bench else None,
-        last_token=last_token,
-        gpt2=None if gpt2 is None else gpt2_summary.table3_rows(gpt2, run=job.run),
-    )
-    made = claims.claims_table(measured, run=job.run, caption=job.caption)
+    places = {"training": arguments.rows, "gpt2": arguments.gpt2_rows}
+    places |= {"decode": arguments.bench, "last_token": arguments.last_token}
+    found = {source: catalogue.read(source, place, run=job.run) for source, place in places.items() if place}
+    made = catalogue.make_claims(job, found)
     table.write_csv(made, arguments.out)
     write_text(arguments.out / "claims.md", table.markdown(made))
     html.write(made, arguments.out)
@@ -176,20 +147,6 @@ def plan(arguments: argparse.Namespace) -> None:
     gpus = here if arguments.gpus is None else arguments.gpus
     made = plan_of(config, gpus=gpus, speeds=speeds, measured=measured)
     print(plan_text(config, made, cores=arguments.cores))
-
-
-def _require_run(run: str, runs: Iterable[str]) -> None:
-    """Rows of one run are never printed under the name of another."""
-    if others := set(runs) - {run}:
-        raise UserError(f"the rows are of run {', '.join(sorted(others))} and the config is of run {run!r}")
-
-
-def _source(arguments: argparse.Namespace, option: str) -> Path:
-    """Where a table or figure gets its numbers: --rows for training, --bench for decoding."""
-    given = getattr(arguments, option)
-    if given is None:
-        raise UserError(f"{arguments.name} is made from --{option}: name it")
-    return given
 
 
 def schema(arguments: argparse.Namespace) -> None:

@@ -34,12 +34,9 @@ def stage(arguments: argparse.Namespace) -> None:
         table.write(made, arguments.out)
         html.write(made, arguments.out)
     else:
-        from ..report import figures, study_figure, target_figure
+        from ..report import catalogue, figures
 
-        if job.stage.figure is None:
-            raise UserError(f"stage {job.stage.name} has no figure: its setting `figure` is null")
-        makers = {"window": study_figure.stage_figure, "scale_target": target_figure.target_figure}
-        drawing, frame = makers[job.stage.figure](rows, job)
+        drawing, frame = catalogue.make_stage_figure(rows, job)
         figures.save(drawing, frame, arguments.out / f"figure_{job.stage.name}")
 
 
