@@ -99,7 +99,7 @@ def write(rows: RobustnessRows, folder: Path, *, name: str = "S3") -> None:
     Args:
         name: of the table that they are for.
     """
-    for frame, path in _files(folder, name).items():
+    for frame, path in files(folder, name).items():
         with whole_file(path) as temporary:
             getattr(rows, frame).to_csv(temporary, index=False, lineterminator="\n")
 
@@ -110,7 +110,7 @@ def read(folder: Path, *, run: str, name: str = "S3") -> RobustnessRows:
     Raises:
         UserError: a file is missing, or holds rows of another run.
     """
-    paths = _files(folder, name)
+    paths = files(folder, name)
     frames = {frame: _read_csv(path) for frame, path in paths.items()}
     for frame, found in frames.items():
         if others := set(found["run"]) - {run}:
@@ -118,7 +118,7 @@ def read(folder: Path, *, run: str, name: str = "S3") -> RobustnessRows:
     return RobustnessRows(**frames)
 
 
-def _files(folder: Path, name: str) -> dict[str, Path]:
+def files(folder: Path, name: str) -> dict[str, Path]:
     return {frame: folder / f"study_{name}{ending}.csv" for frame, ending in _ENDINGS.items()}
 
 

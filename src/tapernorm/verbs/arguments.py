@@ -4,6 +4,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -12,6 +13,7 @@ from ..configfile import faults_named, load_config, parse
 from ..devices import most_threads
 from ..errors import UserError
 from ..files import parse_json
+from ..outputs import output_files
 from ..settings import NAME, NAME_LENGTH, HardwareConfig, Strict
 
 Job = TypeVar("Job", bound=Strict)
@@ -82,6 +84,25 @@ def output(made: argparse.ArgumentParser, what: str) -> None:
     made.add_argument(
         "--overwrite", action="store_true", help="delete what another job of this verb wrote into --out; nothing else"
     )
+
+
+def writes(out: Path, verb: str, *names: str) -> AbstractContextManager[None]:
+    """Claim the files that a verb writes: `names` in the folder `out`, or `out` itself.
+
+    Raises:
+        UserError: one of them is there, and tapernorm did not write it.
+    """
+    return output_files([out / name for name in names] or [out], verb)
+
+
+def table_files(name: str) -> list[str]:
+    """The files of a table."""
+    return [f"{name}.{kind}" for kind in ("csv", "md", "tex", "html")]
+
+
+def figure_files(name: str) -> list[str]:
+    """The files of a figure."""
+    return [f"{name}.{kind}" for kind in ("pdf", "png", "csv")]
 
 
 def training(made: argparse.ArgumentParser) -> None:

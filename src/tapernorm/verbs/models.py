@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 from ..config import Config
@@ -23,6 +24,7 @@ from .arguments import (
     seed,
     slots,
     threads,
+    writes,
 )
 
 _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
@@ -82,7 +84,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     absent = "blocks" if arguments.tokens else "tokens"
     if wrong := [f"--{name}" for name in belong[absent] if getattr(arguments, name) is not None]:
         raise UserError(f"{', '.join(wrong)}: only with --{absent}")
-    with device_slot(arguments.device, arguments.jobs_per_gpu):
+    written = nullcontext() if arguments.out is None else writes(arguments.out, "evaluate")
+    with device_slot(arguments.device, arguments.jobs_per_gpu), written:
         report = _evaluate_stream(arguments) if arguments.tokens else _evaluate_blocks(arguments)
     print(json.dumps(report))
 
@@ -221,7 +224,8 @@ def bench(arguments: argparse.Namespace) -> None:
     variant = trained.get("pretrain", trained)["variant"]  # of an arm of a study, that of its pre-training
     with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # nobody beside it
         device = pick_device(arguments.device)
-        write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
+        with writes(arguments.out, "bench"):
+            write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
 
     from ..report.decode_notes import bench_line
     from ..report.decode_rows import read

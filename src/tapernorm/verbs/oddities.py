@@ -1,12 +1,11 @@
 """Verb of the second half of Table S2: oddities."""
 
 import argparse
-from pathlib import Path
 
 from ..devices import device_slot
 from ..errors import UserError
 from ..study_cells import StageJob, stage_job
-from .arguments import Verbs, cell_of, device, job_of, slots, threads
+from .arguments import Verbs, cell_of, device, job_of, path, slots, table_files, threads, writes
 
 
 def add(verbs: Verbs) -> None:
@@ -16,16 +15,16 @@ def add(verbs: Verbs) -> None:
     )
     made.add_argument("what", choices=("rows", "table"))
     made.add_argument("--stage", metavar="NAME", help="with --config: which stage of the study")
-    made.add_argument("--results", type=Path, metavar="DIR", help="rows: results folder of the run, as results/cpu")
-    made.add_argument("--tokens", type=Path, metavar="DIR", help="rows: folder written by `tapernorm tokens`")
-    made.add_argument("--rows", type=Path, metavar="FILE", help="table: written by `tapernorm oddities rows`")
+    made.add_argument("--results", type=path, metavar="DIR", help="rows: results folder of the run, as results/cpu")
+    made.add_argument("--tokens", type=path, metavar="DIR", help="rows: folder written by `tapernorm tokens`")
+    made.add_argument("--rows", type=path, metavar="FILE", help="table: written by `tapernorm oddities rows`")
     made.add_argument(
-        "--bench", type=Path, metavar="FILE", help="table: written by `tapernorm bench rivals`, if at all"
+        "--bench", type=path, metavar="FILE", help="table: written by `tapernorm bench rivals`, if at all"
     )
     device(made)
     slots(made)
     threads(made)
-    made.add_argument("--out", type=Path, required=True, metavar="PATH", help="rows: CSV file; else the folder")
+    made.add_argument("--out", type=path, required=True, metavar="PATH", help="rows: CSV file; else the folder")
 
 
 def oddities(arguments: argparse.Namespace) -> None:
@@ -44,12 +43,14 @@ def oddities(arguments: argparse.Namespace) -> None:
             rows = stage_oddities(
                 job, arguments.results, arguments.tokens, device=arguments.device, threads=arguments.threads
             )
-        oddities_table.write(rows, arguments.out)
+        with writes(arguments.out, "oddities"):
+            oddities_table.write(rows, arguments.out)
         return
     from ..report import decode_rows, html, table
 
     rows = oddities_table.read(arguments.rows, job)
     bench = None if arguments.bench is None else decode_rows.read(arguments.bench, kind=decode_rows.RIVALS)
     made = oddities_table.oddities_table(rows, bench, job)
-    table.write(made, arguments.out)
-    html.write(made, arguments.out)
+    with writes(arguments.out, "oddities", *table_files(made.name)):
+        table.write(made, arguments.out)
+        html.write(made, arguments.out)

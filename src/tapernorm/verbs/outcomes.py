@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from ..outputs import output_files
 from .arguments import Verbs, device, folders, named_folders, positive, run_name, threads
 
 _TOKENS = 8192
@@ -43,7 +44,12 @@ def outcome(arguments: argparse.Namespace) -> None:
 
     runs: dict[str, Path] = named_folders(arguments.runs, "--runs")
     results = arguments.results
-    own_rows.write(own_rows.collect(runs, run=arguments.run, caption=arguments.caption), results / own_rows.FOLDER)
-    found = catalogue.Rows(results, arguments.run)
-    for entry in catalogue.own_entries(runs):
-        catalogue.write(entry, found, results, arguments.figures)
+    gathered = own_rows.collect(runs, run=arguments.run, caption=arguments.caption)
+    entries = catalogue.own_entries(runs)
+    places = {"results": results, "figures": arguments.figures}
+    made = [places[folder] / name for entry in entries for folder, name in catalogue.files_of(entry)]
+    with output_files([*(results / name for name in own_rows.FILES), *made], "outcome"):
+        own_rows.write(gathered, results / own_rows.FOLDER)
+        found = catalogue.Rows(results, arguments.run)
+        for entry in entries:
+            catalogue.write(entry, found, results, arguments.figures)

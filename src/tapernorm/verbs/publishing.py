@@ -1,13 +1,12 @@
 """Verbs of published runs: publish, redraw, compare."""
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..configfile import load_config
 from ..errors import UserError
-from .arguments import Verbs
+from .arguments import Verbs, path, run_name
 
 if TYPE_CHECKING:
     from ..report.parts import Contents
@@ -34,19 +33,13 @@ def add(verbs: Verbs) -> None:
 
 
 def _run(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--run", required=True, type=_name, metavar="NAME", help="folder under results/ and figures/")
-    made.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: results")
-    made.add_argument("--figures", type=Path, default=Path("figures"), metavar="DIR", help="default: figures")
+    made.add_argument("--run", required=True, type=run_name, metavar="NAME", help="folder under results/ and figures/")
+    made.add_argument("--results", type=path, default=Path("results"), metavar="DIR", help="default: results")
+    made.add_argument("--figures", type=path, default=Path("figures"), metavar="DIR", help="default: figures")
 
 
 def _config(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--config", type=Path, metavar="FILE", help="of the run; default: config/NAME.yaml, if there")
-
-
-def _name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of a run: letters, digits, dots, dashes, underscores")
-    return text
+    made.add_argument("--config", type=path, metavar="FILE", help="of the run; default: config/NAME.yaml, if there")
 
 
 def _computed(arguments: argparse.Namespace) -> "Contents | None":

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from ..config import Config
@@ -10,13 +9,24 @@ from ..configfile import json_schema
 from ..errors import UserError
 from ..jobs import ClaimsJob, ReportJob, SettingsJob
 from ..report.sources import FIGURES, SETTINGS, SOURCES, TABLES
-from .arguments import Verbs, folders, job_of, positive, real, run_name
+from .arguments import (
+    Verbs,
+    figure_files,
+    folders,
+    job_of,
+    path,
+    positive,
+    real,
+    run_name,
+    table_files,
+    writes,
+)
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     made = verbs.add(rows, "gather finished runs into tidy CSV files")
-    made.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="result.json files, evaluations")
+    made.add_argument("results", nargs="+", type=path, metavar="RESULT", help="result.json files, evaluations")
     made.add_argument("--gpt2", action="store_true", help="the results are those of the GPT-2 track")
     made.add_argument("--provenance", action="store_true", help="write instead which runs these are: provenance.csv")
     made.add_argument("--run", type=run_name, required=True, help="name of the run")
@@ -38,9 +48,9 @@ def add(verbs: Verbs) -> None:
 
     made = verbs.add(claims, "judge every claim of the paper by what a run measured", configured=True)
     folders(made, rows="folder written by `tapernorm rows`")
-    made.add_argument("--gpt2-rows", type=Path, metavar="DIR", help="folder written by `tapernorm rows --gpt2`")
-    made.add_argument("--bench", type=Path, metavar="FILE", help="written by `tapernorm bench decode`")
-    made.add_argument("--last-token", type=Path, metavar="FILE", help="written by `tapernorm bench last_token`")
+    made.add_argument("--gpt2-rows", type=path, metavar="DIR", help="folder written by `tapernorm rows --gpt2`")
+    made.add_argument("--bench", type=path, metavar="FILE", help="written by `tapernorm bench decode`")
+    made.add_argument("--last-token", type=path, metavar="FILE", help="written by `tapernorm bench last_token`")
     folders(made, out="folder for claims.csv, .md and .html")
 
     made = verbs.add(plan, "say what a whole run costs: jobs, tokens, FLOPs, disk and hours; instant")
@@ -55,57 +65,64 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--cores", type=positive, default=2, metavar="N", help="CPU cores, for a run without GPUs")
     made.add_argument("--step-s", type=real(0), metavar="S", help="measured overhead of one forward and backward pass")
     made.add_argument("--flops-per-s", type=real(0, above=True), metavar="F", help="measured speed of one eager job")
-    made.add_argument("--rows", type=Path, metavar="DIR", help="written by `tapernorm rows`: speeds of finished runs")
+    made.add_argument("--rows", type=path, metavar="DIR", help="written by `tapernorm rows`: speeds of finished runs")
 
     made = verbs.add(schema, "write the JSON schema that every config is validated against")
-    made.add_argument("--out", type=Path, required=True, metavar="FILE")
+    made.add_argument("--out", type=path, required=True, metavar="FILE")
 
 
 def _sources(made: argparse.ArgumentParser) -> None:
     source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--rows", type=Path, metavar="DIR", help="folder written by `tapernorm rows`: training")
-    source.add_argument("--bench", type=Path, metavar="FILE", help="written by `tapernorm bench`: decoding")
+    source.add_argument("--rows", type=path, metavar="DIR", help="folder written by `tapernorm rows`: training")
+    source.add_argument("--bench", type=path, metavar="FILE", help="written by `tapernorm bench`: decoding")
 
 
 def rows(arguments: argparse.Namespace) -> None:
     from ..report import gpt2_rows, html, origin, rows, table
 
     if arguments.provenance:
-        made = origin.provenance_table(origin.collect(arguments.results), run=arguments.run)
-        table.write_csv(made, arguments.out)
-        html.write(made, arguments.out)
+        with writes(arguments.out, "rows", "provenance.csv", "provenance.html"):
+            made = origin.provenance_table(origin.collect(arguments.results), run=arguments.run)
+            table.write_csv(made, arguments.out)
+            html.write(made, arguments.out)
         return
-    if arguments.gpt2:
-        finetunes = [path for path in arguments.results if path.name == "result.json"]
-        evaluations = [path for path in arguments.results if path.name != "result.json"]
-        gpt2_rows.write(gpt2_rows.collect(evaluations, finetunes, run=arguments.run), arguments.out)
-    else:
-        rows.write(*rows.collect(arguments.results, run=arguments.run), arguments.out)
+    source = "gpt2" if arguments.gpt2 else "training"
+    with writes(arguments.out, "rows", *(f"{frame}.csv" for frame in SOURCES[source].frames)):
+        if arguments.gpt2:
+            finetunes = [file for file in arguments.results if file.name == "result.json"]
+            evaluations = [file for file in arguments.results if file.name != "result.json"]
+            gpt2_rows.write(gpt2_rows.collect(evaluations, finetunes, run=arguments.run), arguments.out)
+        else:
+            rows.write(*rows.collect(arguments.results, run=arguments.run), arguments.out)
 
 
 def table(arguments: argparse.Namespace) -> None:
     from ..report import catalogue, html, table
 
     job = job_of(arguments, ReportJob, Config.report_job)
-    made = catalogue.make_table(arguments.name, _found(arguments, TABLES[arguments.name], job.run), job)
-    table.write(made, arguments.out)
-    html.write(made, arguments.out)
+    with writes(arguments.out, "table", *table_files(arguments.name)):
+        made = catalogue.make_table(arguments.name, _found(arguments, TABLES[arguments.name], job.run), job)
+        table.write(made, arguments.out)
+        html.write(made, arguments.out)
 
 
 def settings(arguments: argparse.Namespace) -> None:
     from ..report import catalogue, html, table
 
-    made = catalogue.make_settings(arguments.name, job_of(arguments, SettingsJob, Config.settings_job))
-    table.write(made, arguments.out)
-    html.write(made, arguments.out)
+    job = job_of(arguments, SettingsJob, Config.settings_job)
+    with writes(arguments.out, "table", *table_files(arguments.name)):
+        made = catalogue.make_settings(arguments.name, job)
+        table.write(made, arguments.out)
+        html.write(made, arguments.out)
 
 
 def figure(arguments: argparse.Namespace) -> None:
     from ..report import catalogue, figures
 
     job = job_of(arguments, ReportJob, Config.report_job)
-    drawing, frame = catalogue.make_figure(arguments.name, _found(arguments, FIGURES[arguments.name], job.run), job)
-    figures.save(drawing, frame, arguments.out / arguments.name)
+    with writes(arguments.out, "figure", *figure_files(arguments.name)):
+        drawing, frame = catalogue.make_figure(arguments.name, _found(arguments, FIGURES[arguments.name], job.run), job)
+        figures.save(drawing, frame, arguments.out / arguments.name)
 
 
 def _found(arguments: argparse.Namespace, source: str, run: str) -> Any:
@@ -126,11 +143,12 @@ def claims(arguments: argparse.Namespace) -> None:
     job = job_of(arguments, ClaimsJob, Config.claims_job)
     places = {"training": arguments.rows, "gpt2": arguments.gpt2_rows}
     places |= {"decode": arguments.bench, "last_token": arguments.last_token}
-    found = {source: catalogue.read(source, place, run=job.run) for source, place in places.items() if place}
-    made = catalogue.make_claims(job, found)
-    table.write_csv(made, arguments.out)
-    write_text(arguments.out / "claims.md", table.markdown(made))
-    html.write(made, arguments.out)
+    with writes(arguments.out, "claims", "claims.csv", "claims.md", "claims.html"):
+        found = {source: catalogue.read(source, place, run=job.run) for source, place in places.items() if place}
+        made = catalogue.make_claims(job, found)
+        table.write_csv(made, arguments.out)
+        write_text(arguments.out / "claims.md", table.markdown(made))
+        html.write(made, arguments.out)
 
 
 def plan(arguments: argparse.Namespace) -> None:
@@ -152,4 +170,5 @@ def plan(arguments: argparse.Namespace) -> None:
 def schema(arguments: argparse.Namespace) -> None:
     from ..files import write_text
 
-    write_text(arguments.out, json_schema())
+    with writes(arguments.out, "schema"):
+        write_text(arguments.out, json_schema())

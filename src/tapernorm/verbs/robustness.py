@@ -1,13 +1,27 @@
 """Verbs of Table S3: robustness, trials."""
 
 import argparse
-from pathlib import Path
 
 from .. import cells
 from ..devices import device_slot
 from ..errors import UserError
 from ..robustness_settings import RobustnessJob, TrialsJob
-from .arguments import Verbs, cell_of, device, folders, job_of, named_folders, positive, seed, slots, threads
+from .arguments import (
+    Verbs,
+    cell_of,
+    device,
+    figure_files,
+    folders,
+    job_of,
+    named_folders,
+    path,
+    positive,
+    seed,
+    slots,
+    table_files,
+    threads,
+    writes,
+)
 
 
 def add(verbs: Verbs) -> None:
@@ -37,13 +51,13 @@ def add(verbs: Verbs) -> None:
     device(made)
     slots(made)
     threads(made)
-    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file for the scores")
+    made.add_argument("--out", type=path, required=True, metavar="FILE", help="JSON file for the scores")
 
     made = verbs.add(trials, "gather scores on odd inputs into rows, or make tables or figure of them", configured=True)
     made.add_argument("what", choices=("rows", "table", "figure"))
-    made.add_argument("scores", nargs="*", type=Path, metavar="FILE", help="rows: written by `tapernorm robustness`")
+    made.add_argument("scores", nargs="*", type=path, metavar="FILE", help="rows: written by `tapernorm robustness`")
     made.add_argument("--stage", metavar="NAME", help="with --config: the scores are of arms of this stage")
-    made.add_argument("--rows", type=Path, metavar="DIR", help="table, figure: written by `tapernorm trials rows`")
+    made.add_argument("--rows", type=path, metavar="DIR", help="table, figure: written by `tapernorm trials rows`")
     folders(made, out="folder for the rows, tables or figure")
 
 
@@ -57,17 +71,18 @@ def robustness(arguments: argparse.Namespace) -> None:
     with device_slot(arguments.device, arguments.jobs_per_gpu):
         from ..robustness import score_models
 
-        result = score_models(
-            job,
-            named_folders(arguments.models, "--models"),
-            arguments.tokens,
-            arguments.tokenizer,
-            named_folders(arguments.texts, "--texts"),
-            arguments.out,
-            device=arguments.device,
-            threads=arguments.threads,
-            batch=arguments.batch,
-        )
+        with writes(arguments.out, "robustness"):
+            result = score_models(
+                job,
+                named_folders(arguments.models, "--models"),
+                arguments.tokens,
+                arguments.tokenizer,
+                named_folders(arguments.texts, "--texts"),
+                arguments.out,
+                device=arguments.device,
+                threads=arguments.threads,
+                batch=arguments.batch,
+            )
     for row in result["scores"]:
         mean, most = ("not finite" if (x := row["rows"][name]) is None else f"{x:.4f}" for name in ("mean", "max"))
         beside = row["beside_baseline"]
@@ -88,7 +103,9 @@ def trials(arguments: argparse.Namespace) -> None:
     if arguments.what == "rows":
         rows = robustness_rows.collect(arguments.scores, run=job.run)
         robustness_rows.require(rows, job)
-        robustness_rows.write(rows, arguments.out, name=job.name)
+        names = [file.name for file in robustness_rows.files(arguments.out, job.name).values()]
+        with writes(arguments.out, "trials", *names):
+            robustness_rows.write(rows, arguments.out, name=job.name)
         return
     rows = robustness_rows.read(arguments.rows, run=job.run, name=job.name)
     robustness_rows.require(rows, job)
@@ -96,12 +113,14 @@ def trials(arguments: argparse.Namespace) -> None:
         from ..report import html, robustness_table, table
 
         for made in robustness_table.tables(rows, job):
-            table.write(made, arguments.out)
-            html.write(made, arguments.out)
+            with writes(arguments.out, "trials", *table_files(made.name)):
+                table.write(made, arguments.out)
+                html.write(made, arguments.out)
     else:
         from ..report import figures, robustness_figure
 
         if job.stage is not None:
             raise UserError("the figure is of the run's own models: leave --stage out")
         drawing, frame = robustness_figure.figure_s3(rows, run=job.run, caption=job.caption)
-        figures.save(drawing, frame, arguments.out / "figure_S3")
+        with writes(arguments.out, "trials", *figure_files("figure_S3")):
+            figures.save(drawing, frame, arguments.out / "figure_S3")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..study_cells import StageJob, stage_job
-from .arguments import Verbs, cell_of, job_of
+from .arguments import Verbs, cell_of, figure_files, job_of, path, table_files, writes
 
 
 def add(verbs: Verbs) -> None:
@@ -13,9 +13,9 @@ def add(verbs: Verbs) -> None:
     made = verbs.add(stage, "gather a stage of a study into rows, or make its table or figure of them", configured=True)
     made.add_argument("what", choices=("rows", "table", "figure"))
     made.add_argument("--stage", metavar="NAME", help="with --config: which stage of the study")
-    made.add_argument("--results", type=Path, metavar="DIR", help="rows: results folder of the run, as results/cpu")
-    made.add_argument("--rows", type=Path, metavar="FILE", help="table, figure: written by `tapernorm stage rows`")
-    made.add_argument("--out", type=Path, required=True, metavar="PATH", help="rows: CSV file; else the folder")
+    made.add_argument("--results", type=path, metavar="DIR", help="rows: results folder of the run, as results/cpu")
+    made.add_argument("--rows", type=path, metavar="FILE", help="table, figure: written by `tapernorm stage rows`")
+    made.add_argument("--out", type=path, required=True, metavar="PATH", help="rows: CSV file; else the folder")
 
 
 def stage(arguments: argparse.Namespace) -> None:
@@ -24,20 +24,24 @@ def stage(arguments: argparse.Namespace) -> None:
     from ..report import study_rows
 
     if arguments.what == "rows":
-        study_rows.write(study_rows.collect(job, _needed(arguments, "results")), arguments.out)
+        with writes(arguments.out, "stage"):
+            study_rows.write(study_rows.collect(job, _needed(arguments, "results")), arguments.out)
         return
     rows = study_rows.read(_needed(arguments, "rows"), job)
     if arguments.what == "table":
         from ..report import html, study_tables, table
 
         made = study_tables.stage_table(rows, job)
-        table.write(made, arguments.out)
-        html.write(made, arguments.out)
+        with writes(arguments.out, "stage", *table_files(made.name)):
+            table.write(made, arguments.out)
+            html.write(made, arguments.out)
     else:
         from ..report import catalogue, figures
 
         drawing, frame = catalogue.make_stage_figure(rows, job)
-        figures.save(drawing, frame, arguments.out / f"figure_{job.stage.name}")
+        name = f"figure_{job.stage.name}"
+        with writes(arguments.out, "stage", *figure_files(name)):
+            figures.save(drawing, frame, arguments.out / name)
 
 
 def _needed(arguments: argparse.Namespace, option: str) -> Path:
