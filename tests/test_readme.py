@@ -10,6 +10,7 @@ from benchmarks.report import short
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PUBLISHED = ROOT / "results/published"
 
 
 def test_every_assumption_of_the_paper_config_is_listed():
@@ -18,17 +19,17 @@ def test_every_assumption_of_the_paper_config_is_listed():
         assert f"| `{assumption['setting'] or 'in the code'}` | {assumption['reason']} |" in README
 
 
-def test_the_tables_are_the_committed_ones():
+def test_the_tables_are_the_published_ones():
     tables = ["demo/tables/table1", "demo/tables/table2", "demo/tables/table3"]
     for table in [*tables, "cpu/tables/table1", "cpu/tables/table_S1confirm", "cpu/tables/table_S2_oddities"]:
-        text = (ROOT / f"results/{table}.md").read_text(encoding="utf-8")
+        text = (PUBLISHED / f"{table}.md").read_text(encoding="utf-8")
         rows = [line for line in text.splitlines() if line.startswith("|")]
         assert len(rows) > 4
         assert "\n".join(rows) in README
 
 
-def test_the_scores_of_smollm2_are_the_committed_ones():
-    text = (ROOT / "results/smollm2/tables/scores.md").read_text(encoding="utf-8")
+def test_the_scores_of_smollm2_are_the_published_ones():
+    text = (PUBLISHED / "smollm2/tables/scores.md").read_text(encoding="utf-8")
     rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
     assert rows.count("\n") == 4
     assert rows in README
@@ -41,7 +42,7 @@ def test_nothing_is_left_to_fill_in():
 
 
 def test_every_bound_of_the_benchmark_is_quoted_as_measured():
-    figures = json.loads((ROOT / "results/bench/bench.json").read_text())
+    figures = json.loads((PUBLISHED / "bench/bench.json").read_text())
     bounded = [figure for figure in figures if figure["bound"]]
     assert len(bounded) > 10
     for figure in bounded:
@@ -56,5 +57,18 @@ def test_make_targets_that_are_named_exist():
 
 def test_pictures_that_are_shown_exist():
     pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
-    assert pictures
+    pictures += re.findall(r'<img src="([^"]+)"', README)
+    assert len(pictures) > 6
     assert all((ROOT / picture).is_file() for picture in pictures)
+    assert all(picture.startswith("figures/published/") for picture in pictures)
+
+
+def test_pages_name_files_that_are_published_where_they_are():
+    """What a run computes is not there in a clone: a link to it leads nowhere."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"\]\((?:\.\./)?((?:results|figures)/[^)]+)\)", text)
+        named += re.findall(r"`(results/[\w/]+\.(?:md|csv))`", text)
+        for name in named:
+            assert (ROOT / name).is_file(), f"{page.name}: {name}"
+            assert "/published/" in name, f"{page.name}: {name}"

@@ -149,7 +149,7 @@ def test_the_massive_activations_meet_only_norms_that_stay(measured):
 
 def test_its_tables_and_figure_are_written(measured, tmp_path):
     words = ["outcome", "--runs", f"taper={measured}", "--run", "slice"]
-    assert main([*words, "--tables", str(tmp_path / "tables"), "--figures", str(tmp_path / "figures")]) == 0
+    assert main([*words, "--results", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
     for name in ("tables/scores", "tables/norms_taper"):
         assert all((tmp_path / f"{name}.{kind}").stat().st_size for kind in ("csv", "md", "tex"))
     assert all((tmp_path / f"figures/figure_spread_taper.{kind}").stat().st_size for kind in ("csv", "pdf", "png"))

@@ -16,10 +16,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tapernorm.cli import main
+from tapernorm.configfile import load_config
+
 ROOT = Path(__file__).parents[1]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 TABLES = ("1", "2", "2x", "2v1", "3", "3x", "4", "5")
 FIGURES = ("1a", "1b", "2", "_decode", "_finetune")
+OF_PUBLICATION = ("config.json", "provenance.csv", "rows/curves.csv.gz", "gpt2_rows/curves.csv.gz")
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -132,16 +136,57 @@ def test_a_lost_figure_is_drawn_again_and_nothing_else_runs(finished):
     assert figure.read_bytes() == before
 
 
-def test_tables_that_came_with_a_clone_are_made_again(finished, tmp_path):
-    """They stand in results/ without what they were made from, and nobody wants another machine's numbers."""
+@pytest.mark.parametrize(("target", "figures"), [("figure1b", 1), ("figures", 5)])
+def test_a_clone_comes_with_published_runs_and_computes_its_own_all_the_same(tmp_path, target, figures):
     folder = project(tmp_path)
-    for kept in ("results/test/tables", "figures/test"):
-        shutil.copytree(finished / kept, folder / kept)
-    whole = planned(snakemake(folder, "-n", "tables", "figures", "--configfile", "config/test.yaml"))
-    assert (whole["pretrain"], whole["finetune"], whole["bench"]) == (16, 8, 2)
-    assert (whole["table"], whole["figure"]) == (6, 5)
-    single = planned(snakemake(folder, "-n", "figure2", "--configfile", "config/test.yaml"))
-    assert (single["pretrain"], single["figure"]) == (16, 1)
+    for root in ("results", "figures"):
+        shutil.copytree(ROOT / root / "published", folder / root / "published")
+    plan = planned(snakemake(folder, "-n", target))
+    demo = load_config(ROOT / "config/demo.yaml")
+    assert (plan["pretrain"], plan["figure"]) == (len(demo.pretrain_cells()), figures)
+    assert plan["pretrain"] > 20
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_is_published_drawn_anew_and_compared_with_itself(finished, capsys):
+    """All that is drawn from the rows that are published is what the workflow drew from all rows, byte for byte."""
+    assert snakemake(finished, "claims", "--configfile", "config/test.yaml").returncode == 0
+    where = ["--results", f"{finished}/results", "--figures", f"{finished}/figures"]
+    config = ["--config", f"{finished}/config/test.yaml"]
+    assert main(["publish", "--run", "test", *where, *config, "--any-code"]) == 0
+    results, drawn = (finished / root / "published/test" for root in ("results", "figures"))
+    for place, published in ((finished / "results/test", results), (finished / "figures/test", drawn)):
+        computed, files = files_below(place), files_below(published)
+        files = {name: content for name, content in files.items() if name not in OF_PUBLICATION}
+        assert {name: computed[name] for name in files} == files
+    tables = {f"tables/table{n}.{kind}" for n in (*TABLES, "_S1", "_S4") for kind in ("csv", "md", "tex")}
+    assert tables | {"claims.md", "bench/decode.json", "tables/study_S1.csv"} <= files_below(results).keys()
+    assert len(files_below(drawn)) == 3 * (len(FIGURES) + 1)
+    with open(results / "provenance.csv", newline="") as file:
+        told = list(csv.DictReader(file))
+    assert len([row for row in told if row["kind"] == "pretrain" and row["part"] == "training"]) == 16
+    assert all((finished / "results/test" / row["file"]).is_file() for row in told)
+    assert all("torch " in row["versions"] and row["written_at"] and row["config_hash"] for row in told)
+
+    whole = files_below(results) | files_below(drawn)
+    for place in (results / "tables", drawn):
+        for made in place.glob("*.md"):
+            made.write_text("old")
+    (drawn / "figure2.pdf").unlink()
+    assert main(["redraw", "--run", "test", *where]) == 0
+    assert files_below(results) | files_below(drawn) == whole
+
+    capsys.readouterr()
+    assert main(["compare", "--run", "test", *where]) == 0
+    told = capsys.readouterr().out.splitlines()
+    counts = {name: re.findall(r"(\d+) of (\d+)", line) for name, _, line in (line.partition(": ") for line in told)}
+    for name in [f"table{n}" for n in TABLES] + ["table_S1", "table_S4", "claims"]:
+        assert counts[name], name
+        assert all(equal == values != "0" for equal, values in counts[name]), name
+    assert not [line for line in told if "only" in line or "differ" in line]
 
 
 REPORT = {"bench": 2, "rows": 1, "table": 4, "figure": 4, "tables": 1, "figures": 1}
@@ -241,24 +286,6 @@ def test_gaps_of_a_stage_are_those_of_its_rows(finished):
     assert (record["n"], record["gap_pairs"]) == ("2", "2")
 
 
-def test_the_study_is_drawn_again_from_rows_that_came_with_a_clone(finished, tmp_path):
-    folder = project(tmp_path)
-    for kept in ("results/test/tables", "figures/test"):
-        shutil.copytree(finished / kept, folder / kept)
-    tables, figure = folder / "results/test/tables", folder / "figures/test/figure_S1.png"
-    lost = {path: path.read_bytes() for path in (tables / "table_S1.md", tables / "table_S4.csv", figure)}
-    for path in lost:
-        path.unlink()
-    (tables / "table_S4.md").write_text("old")
-    forced = ("study_figures", "--forcerun", "stage_table", "stage_figure", "--configfile", "config/test.yaml")
-    assert planned(snakemake(folder, "-n", *forced)) == {"stage_table": 2, "stage_figure": 1, "study_figures": 1}
-    assert snakemake(folder, *forced).returncode == 0
-    assert {path: path.read_bytes() for path in lost} == lost
-    assert (tables / "table_S4.md").read_text() == (finished / "results/test/tables/table_S4.md").read_text()
-    whole = planned(snakemake(folder, "-n", "study_S4", "--configfile", "config/test.yaml"))
-    assert (whole["pretrain"], whole["arm"], whole["stage_table"]) == (2, 4, 1)  # a stage itself is computed
-
-
 def test_a_changed_arm_runs_again_alone(finished):
     study = yaml.safe_load((finished / "config/test.yaml").read_text())["study"]
     study[1]["arms"][2]["set"]["train.lr"] = 2e-3
@@ -333,7 +360,7 @@ def test_an_edited_text_file_makes_the_corpus_anew(tmp_path):
     assert planned(snakemake(folder, "-n", *arguments)) == {"corpus": 1}
 
 
-def test_finished_models_are_tried_on_odd_inputs_and_a_clone_makes_the_tables_from_the_rows(finished, tmp_path):
+def test_finished_models_are_tried_on_odd_inputs_and_their_tables_are_made_from_published_rows(finished, tmp_path):
     """One width, one stage and one seed: their models are there, and nothing is trained."""
     whole = yaml.safe_load((finished / "config/test.yaml").read_text())
     width, stage = whole["widths"][1], whole["study"][0] | {"seeds": [1]}
@@ -353,20 +380,22 @@ def test_finished_models_are_tried_on_odd_inputs_and_a_clone_makes_the_tables_fr
     assert "diverging" not in arms["models"]
     baseline = [[row for row in found["scores"] if row["model"] == "baseline"] for found in (scores, arms)]
     assert baseline[0] == baseline[1]  # the same run, on the same rows
-    clone = project(tmp_path)
-    shutil.copy(finished / config, clone / config)
-    (clone / "results/test/tables").mkdir(parents=True)
     for rows in (finished / "results/test/tables").glob("study_S3*.csv"):
-        shutil.copy(rows, clone / "results/test/tables")
-    made = planned(snakemake(clone, "-n", "study_figures", "--configfile", config))
-    assert made == {"robustness_table": 1, "robustness_figure": 1, "arms_table": 1, "study_figures": 1}
-    wanted = [f"results/test/tables/{name}.md" for name in ("table_S3", "table_S3_S1")]
-    done = snakemake(clone, *wanted, "--configfile", config)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("table_S3.md", "table_S3x.tex", "table_S3_S1.md"):
-        assert (clone / "results/test/tables" / name).read_bytes() == (
-            finished / "results/test/tables" / name
-        ).read_bytes()
+        (tmp_path / "results/test/tables").mkdir(parents=True, exist_ok=True)
+        shutil.copy(rows, tmp_path / "results/test/tables")
+    shutil.copytree(finished / "results/test/robustness", tmp_path / "results/test/robustness")
+    where = ["--results", f"{tmp_path}/results", "--figures", f"{tmp_path}/figures"]
+    assert main(["publish", "--run", "test", *where, "--config", f"{finished}/{config}", "--any-code"]) == 0
+    results, drawn = (files_below(tmp_path / root / "published/test") for root in ("results", "figures"))
+    made = {
+        f"tables/{name}.{kind}" for name in ("table_S3", "table_S3x", "table_S3_S1") for kind in ("csv", "md", "tex")
+    }
+    assert made == {name for name in results if name.startswith("tables/table")}
+    assert drawn.keys() == {f"figure_S3.{kind}" for kind in ("csv", "pdf", "png")}
+    for name in made:
+        assert results[name] == (finished / "results/test" / name).read_bytes()
+    for name, content in drawn.items():
+        assert content == (finished / "figures/test" / name).read_bytes()
 
 
 # One training job, long enough to be caught in the middle.
