@@ -15,6 +15,7 @@ from .table import Table
 from .tables import short_commits, table1_lines
 
 _VERDICTS = ("verdict",)  # of the claims: what they are judged by stands in the other tables
+_ROUNDING = "With equal code and settings losses can differ by the processor's rounding: docs/study.md#rounding."
 
 
 def compared(here: Contents, results: Path, there: Contents, published: Path, *, every: bool = False) -> Iterator[str]:
@@ -34,15 +35,21 @@ def compared(here: Contents, results: Path, there: Contents, published: Path, *,
         )
     if "table1" in tables:
         yield from _table1(tables["table1"], ours)
-        if "table1" in known:
-            yield from _origins(ours, theirs)
+    if "table1" in tables and "table1" in known:
+        yield from _origins(ours, theirs)
+    differing = 0
     for name in (name for name in known if name in tables):
         try:
-            pairs = zip(_made(tables[name], ours), _made(known[name], theirs), strict=True)
-            for mine, published_one in pairs:
-                yield from lines(compare(mine, published_one, _VERDICTS if name == CLAIMS else None), every=every)
+            pairs = list(zip(_made(tables[name], ours), _made(known[name], theirs), strict=True))
         except UserError as error:
             yield f"{name}: not compared: {error}"
+            continue
+        for mine, published_one in pairs:
+            found = compare(mine, published_one, _VERDICTS if name == CLAIMS else None)
+            differing += len(found.differing)
+            yield from lines(found, every=every)
+    if differing:
+        yield _ROUNDING
     for side, names in (("computed", tables.keys() - known.keys()), ("published", known.keys() - tables.keys())):
         if names:
             yield f"only {side}: {', '.join(sorted(names))}"
@@ -64,7 +71,10 @@ def _made(entry: Entry, found: Rows) -> list[Table]:
 
 
 def _table1(entry: Entry, found: Rows) -> Iterator[str]:
-    (made,) = _made(entry, found)
+    try:
+        (made,) = _made(entry, found)
+    except UserError:
+        return  # told where the tables are compared
     yield f"Table 1 of run {found.run}: validation loss (nats/token), and gap paired by seed with its 95 % interval"
     yield from table1_lines(made.records)
     yield ""
