@@ -55,6 +55,17 @@ def test_make_targets_that_are_named_exist():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
+def test_continuous_integration_runs_the_readmes_commands_in_their_order_and_wants_no_file_changed():
+    commands = re.findall(r"^    (make \w+) +#", README, flags=re.MULTILINE)[:2]
+    assert commands == ["make tables", "make test"]
+    lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
+    places = [lines.index(command) for command in commands]
+    last = [i for i, line in enumerate(lines) if "git status --porcelain" in line]
+    assert places == sorted(places)
+    assert places[-1] < last[0]
+    assert "exit 1" in "".join(lines[last[0] :])
+
+
 def test_pictures_that_are_shown_exist():
     pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
     pictures += re.findall(r'<img src="([^"]+)"', README)
