@@ -86,6 +86,7 @@ RC: dict[Any, Any] = {
     "legend.columnspacing": 1.4,
     "legend.labelspacing": 0.3,
     "pdf.fonttype": 42,  # embedded TrueType: text stays text
+    "pdf.compression": 0,  # by the zlib of the system, which is not the same everywhere
     "savefig.dpi": 300,
 }
 
