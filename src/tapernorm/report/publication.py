@@ -50,7 +50,7 @@ def publish(contents: Contents, results: Path, published: Path, drawings: Path, 
         _require_code(part.name, origins[part.name], any_code=any_code)
         _require_gathered(part, results, origins[part.name])
     published.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=published.parent, prefix=".publish-") as folder:
+    with tempfile.TemporaryDirectory(dir=published.parent, prefix=".publish-", suffix=".partial") as folder:
         staged, drawn = Path(folder, "results"), Path(folder, "figures")
         for part, source in [*((part, results) for part in new), *((part, published) for part in kept)]:
             for file in part.files:
