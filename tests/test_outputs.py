@@ -205,6 +205,40 @@ def test_a_verb_of_text_replaces_its_own_output_of_the_same_job_alone(made: Path
     assert main([*other, "--overwrite"]) == 0
 
 
+PUBLISHED = ROOT / "results/published/demo"
+REPORTS = {  # a call that writes files into a folder of its own choice, and one of these files
+    "table": (["table", "table1", "--rows", str(PUBLISHED / "rows")], "table1.md"),
+    "settings": (["settings", "table4"], "table4.csv"),
+    "figure": (["figure", "figure2", "--rows", str(PUBLISHED / "rows")], "figure2.csv"),
+    "claims": (["claims", "--rows", str(PUBLISHED / "rows")], "claims.csv"),
+}
+
+
+@pytest.mark.parametrize("verb", REPORTS)
+def test_a_report_replaces_only_files_that_tapernorm_wrote(tmp_path: Path, capsys, verb: str) -> None:
+    call, name = REPORTS[verb]
+    call = [*call, "--config", str(ROOT / "config/demo.yaml"), "--out", str(tmp_path)]
+    (tmp_path / name).write_text("mine")
+    assert main(call) == 2
+    assert name in capsys.readouterr().err
+    assert content(tmp_path) == {name: b"mine"}
+
+    (tmp_path / name).rename(tmp_path / "kept.txt")
+    assert main(call) == 0
+    made = content(tmp_path)
+    assert main(call) == 0  # its own files, again
+    assert content(tmp_path).keys() == made.keys()
+    assert (tmp_path / "kept.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("call", [["schema"], ["evaluate", "--model", "m", "--tokens", "t"]])
+def test_a_single_file_of_somebody_else_stays(tmp_path: Path, capsys, call: list[str]) -> None:
+    (tmp_path / "mine.json").write_text('{"mine": true}')
+    assert main([*call, "--out", str(tmp_path / "mine.json")]) == 2
+    assert "not written by tapernorm" in capsys.readouterr().err
+    assert (tmp_path / "mine.json").read_text() == '{"mine": true}'
+
+
 @pytest.mark.parametrize("option", ["", " "])
 def test_an_empty_name_is_not_the_current_folder(made: Path, tmp_path: Path, monkeypatch, capsys, option: str) -> None:
     monkeypatch.chdir(tmp_path)
