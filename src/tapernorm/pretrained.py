@@ -85,16 +85,15 @@ def config_of(source: Path) -> tuple[type, Any]:
     """
     if is_gguf(source):
         return config_of_gguf(source)
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except Exception as error:  # of any type, by what is wrong with the file
         reason = " ".join(str(error).split())[:200]
         files = ", ".join(path.name for path in sorted(source.glob("*.gguf")))
         remedy = f" (a GGUF file is given by its own path, and there is {files})" if files else ""
-        raise UserError(f"cannot read a config of transformers in {source}: {reason}{remedy}") from None
+        raise UserError(f"cannot read a config of transformers in {source}: {reason}{remedy}") from error
     return _class_of(config, source), config
 
 
@@ -124,6 +123,9 @@ def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Modu
         raise UserError(f"cannot read the weights in {source}: {reason} (safetensors are needed)") from None
     except SafetensorError as error:
         raise UserError(f"the weights in {source} are damaged ({error}): fetch or write them again") from None
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{source} cannot be loaded ({said}): mend config.json or generation_config.json") from error
     faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
     faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]
     if any(faults.values()):
@@ -139,8 +141,11 @@ def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Modu
 def skeleton(source: Path) -> nn.Module:
     """The model that the config in `source` describes, without storage for its weights."""
     made, config = config_of(source)
-    with torch.device("meta"):
-        model: Any = made(config)
+    try:
+        with torch.device("meta"):
+            model: Any = made(config)
+    except Exception as error:  # of any type, by the value that has no meaning
+        raise UserError(f"no model can be built of the config in {source} ({error!r}): fetch it again") from error
     model.tie_weights()
     return model
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 from ..config import Config
@@ -102,13 +103,13 @@ def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | N
 
 
 def _evaluate_blocks(arguments: argparse.Namespace) -> dict[str, dict[str, float | None]]:
-    from ..scoring import evaluate_model
-
+    blocks = named_folders(arguments.blocks, "--blocks")
     if arguments.tokenizer is None or arguments.out is None:
         raise UserError("--blocks needs --tokenizer, to show the worst rows, and --out, for the scores")
-    blocks = named_folders(arguments.blocks, "--blocks")
     job = _described(arguments.model, list(blocks)) if arguments.job is None else _given(arguments.job)
     forms = {"gated": arguments.model} | ({"fused": arguments.folded} if arguments.folded else {})
+    from ..scoring import evaluate_model
+
     result = evaluate_model(
         job,
         forms,
@@ -135,7 +136,8 @@ def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
 
     path = folder / "result.json"
     result = read_json(path) if path.is_file() else {}
-    known = result.get("job", {})  # a model that was only brought here has none
+    job = result.get("job")
+    known = job if isinstance(job, dict) else {}  # a model that was only brought here has none
     model = {"kind": "finetuned", "size": known.get("size", "unknown"), "method": known.get("method", "unknown")}
     model |= {"seed": known.get("seed"), "base": "unknown"}
     if result.get("kind") == "base":
@@ -171,6 +173,10 @@ def fold(arguments: argparse.Namespace) -> None:
 
 
 def generate(arguments: argparse.Namespace) -> None:
+    if not 0 <= arguments.temperature < math.inf:
+        raise UserError(f"--temperature must be at least 0 and finite, got {arguments.temperature:g}")
+    if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
+        raise UserError(f"--top-p must lie in (0, 1], got {arguments.top_p:g}")
     from ..generation import stream_text
 
     text = stream_text(
