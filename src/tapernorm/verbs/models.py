@@ -85,8 +85,8 @@ def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | N
     from ..training_run import require_vocabulary
 
     device = take_device(arguments.device, arguments.threads)
-    model = load(arguments.model).to(device)
     stream = TokenStream.open(arguments.tokens, arguments.split or "valid")
+    model = load(arguments.model).to(device)
     require_vocabulary(vocabulary_of(model), stream.manifest, arguments.tokens)
     score = evaluate(
         model,
