@@ -11,7 +11,7 @@ from snakemake.utils import min_version, validate
 from tapernorm import configfile as settings
 from tapernorm.config import Config
 from tapernorm.identity import canonical_json
-from tapernorm.data.textfiles import find_files
+from tapernorm.data.sources import files_of
 from tapernorm.errors import UserError
 from tapernorm.settings import VARIANTS
 
@@ -30,8 +30,21 @@ try:
     for path in workflow.configfiles:
         settings.load_config(path)
     RUN = settings.parse(Config, config, "the config")
+    OWN_FILES = {data: files_of(data) for data in RUN.texts}
 except UserError as error:
     raise WorkflowError(str(error)) from None
+for path in (path for paths in OWN_FILES.values() for path in paths):
+    if "{" in str(path) or "}" in str(path):
+        raise WorkflowError(
+            f"data.files: {path} has a brace in its name, which Snakemake takes for a wildcard; rename the file"
+        )
+
+
+def own_files(job):
+    """The user's own files that a corpus is made of."""
+    return [path for data in job.data for path in OWN_FILES[data]]
+
+
 # The same rules as JSON schema, exported from that model; editors check YAML files against it.
 validate(
     RUN.model_dump(mode="json"),

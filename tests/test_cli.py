@@ -428,8 +428,8 @@ def test_generate_samples_by_its_seed(writer: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--temperature", "-1"], "temperature must be at least 0"),
-        (["--top-p", "1.5"], "top_p must lie in (0, 1]"),
+        (["--temperature", "-1"], "--temperature must be at least 0"),
+        (["--top-p", "1.5"], "--top-p must lie in (0, 1]"),
         (["--new-tokens", "40"], "exceeds the model's context of 40: shorten the prompt, or ask for fewer new tokens"),
         (["--tokenizer", "absent"], "absent"),
     ],

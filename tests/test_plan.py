@@ -158,6 +158,10 @@ def test_measured_speeds_are_medians_of_finished_runs(tmp_path):
     assert measured_speeds(tmp_path / "results.csv") == {64: 2.0, 128: 7.5}
     with pytest.raises(UserError, match="tapernorm rows"):
         measured_speeds(tmp_path / "absent.csv")
+    for content in (b"a,b\n1,2\n", b"d_model,tokens_per_s\n64,fast\n", b"d_model,tokens_per_s\n64", bytes(range(256))):
+        (tmp_path / "damaged.csv").write_bytes(content)
+        with pytest.raises(UserError, match=r"damaged.csv is no results.csv"):
+            measured_speeds(tmp_path / "damaged.csv")
 
 
 def test_the_verb_prints_every_rule_the_published_hours_and_each_defaults_saving(capsys):

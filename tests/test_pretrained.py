@@ -50,6 +50,39 @@ def test_a_hub_name_is_copied_by_its_safe_files_alone_and_for_an_outline_without
     assert not [pattern for pattern in everything if pattern.endswith((".py", ".bin", ".pt", "*"))]
 
 
+ODD_CONFIGS = ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "3", "null", "[1]", "", "{", "\0", "caf\udce9"]
+
+
+@pytest.mark.parametrize("content", ODD_CONFIGS)
+def test_a_damaged_config_is_refused_in_one_line(tmp_path, content):
+    write_model(tmp_path)
+    (tmp_path / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError) as raised:
+        skeleton(tmp_path)
+    assert str(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "x"}, {"hidden_act": "x"}, {"model_type": [1]}, {"hidden_size": "wide"}])
+def test_a_config_with_a_value_that_means_nothing_is_refused_in_one_line(tmp_path, changes):
+    write_model(tmp_path, "llama")
+    edit(tmp_path, **changes)
+    with pytest.raises(UserError) as raised:
+        skeleton(tmp_path)
+    assert str(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ODD_CONFIGS[:5])
+def test_a_damaged_generation_config_is_refused_in_one_line(tmp_path, content):
+    write_model(tmp_path)
+    (tmp_path / "generation_config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError) as raised:
+        load_pretrained(tmp_path)
+    assert "generation_config.json" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_class_that_is_not_known_is_refused_with_those_that_are(tmp_path):
     write_model(tmp_path)
     edit(tmp_path, architectures=["MixtralForCausalLM"])

@@ -647,6 +647,12 @@ def test_export_takes_a_run_or_a_folder_to_check(words, capsys):
     assert "--check alone" in capsys.readouterr().err
 
 
+def test_a_form_that_has_no_such_weights_is_refused_before_the_model_is_read(tmp_path, capsys):
+    words = ["export", "--model", str(tmp_path / "absent"), "--form", "stock", "--dtype", "float16"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    assert "float16" in capsys.readouterr().err
+
+
 def test_two_texts_of_one_name_are_refused(home, tmp_path):
     twice = (("more", str(home / "more.txt")), ("more", str(home / "train.txt")))
     with pytest.raises(UserError, match="must differ"):

@@ -214,6 +214,29 @@ def test_damaged_metrics_are_refused_by_line(tmp_path, text, message):
         rows.read_metrics(path)
 
 
+DAMAGES = {
+    "empty": lambda raw: b"",
+    "half": lambda raw: raw[: len(raw) // 2],
+    "no text": lambda raw: bytes(range(256)),
+    "of another kind": lambda raw: b"a,b\n1,2\n",
+    "a word for a number": lambda raw: raw.replace(b"\n", b"\nx,x,x,x,x,x\n", 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["results.csv", "curves.csv"])
+def test_damaged_rows_are_named(run, tmp_path, damage, name):
+    _, paths = run
+    rows.write(*rows.collect(paths, run="demo"), tmp_path)
+    path = tmp_path / name
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(UserError) as raised:
+        rows.read(tmp_path)
+    assert str(path) in str(raised.value)
+    assert "make it with `tapernorm rows`" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_reports_do_not_import_torch():
     modules = "tapernorm.report.rows, tapernorm.report.tables, tapernorm.report.figures"
     code = f"import sys, {modules}; print('torch' in sys.modules, 'pandas' in sys.modules)"

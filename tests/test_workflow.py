@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import yaml
 
@@ -332,6 +334,40 @@ def test_a_misspelt_setting_is_one_clear_error(tmp_path):
     assert done.returncode != 0
     assert "taper.anchor_wieght: unknown key; valid keys here are anchor_weight, ema_rate" in done.stdout + done.stderr
     assert not (folder / "results").exists()
+
+
+def own_text(*files, **changes):
+    data = {"source": "text", "files": list(files), "field": "text", "part": None}
+    return {**data, "valid_fraction": 0.2, "max_train_documents": None, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seeds": [10**22]}, "seeds.0: Input should be less than or equal to"),
+        ({"seeds": [True]}, "seeds: True is not a number"),
+        ({"data": own_text("no{wildcard}.txt")}, "no{wildcard}.txt has a brace in its name"),
+        ({"gpt2__text": [own_text("absent.txt")]}, "data.files: 'absent.txt' matches no file"),
+    ],
+)
+def test_a_config_that_cannot_be_is_one_clear_error(tmp_path, changes, said):
+    folder = project(tmp_path)
+    (folder / "no{wildcard}.txt").write_text("A text.")
+    done = snakemake(folder, "-n", "table1", "--configfile", write_config(folder, "bad.yaml", **changes))
+    assert done.returncode != 0
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (folder / "results").exists()
+
+
+def test_a_folder_of_parquet_files_stands_in_for_openwebtext(tmp_path):
+    folder = project(tmp_path)
+    (folder / "shards").mkdir()
+    table = pyarrow.table({"text": ["one", "two"]})
+    pyarrow.parquet.write_table(table, folder / "shards/a.parquet")
+    text = own_text("shards", source="openwebtext", field=None, valid_fraction=None)
+    done = snakemake(folder, "-n", "table3", "--configfile", write_config(folder, "mine.yaml", gpt2__text=[text]))
+    assert planned(done)["gpt2_corpus"] == 3
 
 
 def test_a_config_that_lacks_a_setting_does_not_get_the_demos(tmp_path):

@@ -176,6 +176,14 @@ class Config(Strict):
         return self
 
     @property
+    def texts(self) -> list[DataConfig]:
+        """Every text that the run reads."""
+        gpt2 = (*self.gpt2.base_text, *self.gpt2.text) if self.gpt2 else ()
+        scored = [data for corpus in self.gpt2.corpora for data in corpus.text] if self.gpt2 else []
+        odd = [data for text in self.robustness.texts for data in text.data] if self.robustness else []
+        return [self.data, *gpt2, *scored, *odd]
+
+    @property
     def widest(self) -> WidthConfig:
         return max(self.widths, key=lambda w: w.d_model)
 
@@ -420,10 +428,6 @@ class Config(Strict):
         source = {p.method: p.source for p in self._size(size).published}[method]
         gpt2 = self._gpt2()
         return BaseJob(size=size, source=source, fresh=None, context=gpt2.context, seed=gpt2.seeds[0])
-
-    def gpt2_files(self, text: str) -> tuple[str, ...]:
-        """The user's own files that a text of the GPT-2 track is read from."""
-        return tuple(file for data in self.gpt2_corpus_job(text).data for file in data.files)
 
     def _gpt2(self) -> Gpt2Config:
         if self.gpt2 is None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from .errors import UserError
 
+_REMEDY = "put back a copy, or delete it and run the job that wrote it again"
+
 
 @contextmanager
 def whole_file(path: Path, named: Callable[[], Path] | None = None) -> Iterator[Path]:
@@ -109,18 +111,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. An object that lacks a key raises UserError when the key is looked up.
+    """The object in a JSON file; a key that it or an object in it lacks raises UserError when it is looked up.
 
     Raises:
         UserError: the file is damaged; the message names it. A file that is missing raises FileNotFoundError.
     """
     try:
-        return parse_json(path.read_text(encoding="utf-8"), lambda pairs: _Object(pairs, path))
+        value = parse_json(path.read_text(encoding="utf-8"), lambda pairs: _Object(pairs, path))
     except ValueError as error:
-        raise UserError(
-            f"{path} is damaged (it is not JSON: {error}): put back a copy, or delete it and run the job that wrote it "
-            "again"
-        ) from None
+        raise UserError(f"{path} is damaged (it is not JSON: {error}): {_REMEDY}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged (it holds no JSON object): {_REMEDY}")
+    return value
 
 
 def parse_json(text: str, make_object: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:

@@ -39,6 +39,10 @@ def stream_text(
     except ValueError as error:
         raise UserError(str(error)) from None
     coder = Tokenizer(tokenizer or find_tokenizer(checkpoint))
+    try:
+        ids = coder.encode(prompt) or [coder.eod]  # an empty prompt starts a document
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not valid UTF-8: give it as text") from None
     chosen = pick_device(device)
     model = load(checkpoint, Decoder).requires_grad_(False).to(chosen)
     if coder.vocab_size != model.config.vocab_size:
@@ -46,10 +50,6 @@ def stream_text(
             f"the tokenizer has {coder.vocab_size} pieces and the model {model.config.vocab_size}: "
             "give the one it was trained with, --tokenizer DIR"
         )
-    try:
-        ids = coder.encode(prompt) or [coder.eod]  # an empty prompt starts a document
-    except UnicodeEncodeError:
-        raise UserError("the prompt is not valid UTF-8: give it as text") from None
     steps = generate(
         PackedDecoder(model),
         torch.tensor([ids], device=chosen),

@@ -131,6 +131,9 @@ def load_weights(kind: type, place: str | Path, config: Any, dtype: torch.dtype 
         )
     except SafetensorError as error:
         raise UnusableWeights(f"the weights of {place} are damaged ({error}): fetch or write them again") from None
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{place} cannot be loaded ({said}): mend config.json or generation_config.json") from error
     faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
     faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]
     if any(faults.values()):

@@ -4,6 +4,7 @@ import hashlib
 import platform
 import socket
 import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -26,12 +27,19 @@ def provenance(**more: Any) -> dict[str, Any]:
         "commit": code_commit(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
+        **_kernels(),
         "host": host_hash(),
         "packages": {name: v for name in _PACKAGES if (v := _version(name))},
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_time_s": round(time.monotonic() - _LOADED, 3),
         **more,
     }
+
+
+def _kernels() -> dict[str, str]:
+    """Which CPU kernels PyTorch runs, such as AVX2: they decide the last digits. Empty where it is not loaded."""
+    torch = sys.modules.get("torch")  # a job that does without it has no kernels, and need not wait for it
+    return {} if torch is None else {"kernels": torch.backends.cpu.get_cpu_capability()}
 
 
 def host_hash() -> str:

@@ -3,7 +3,7 @@
 
 rule corpus:
     input:
-        find_files(RUN.data.files) if RUN.data.files else [],
+        own_files(RUN.corpus_job()),
     output:
         train=f"{RESULTS}/data/corpus/train.jsonl",
         valid=f"{RESULTS}/data/corpus/valid.jsonl",

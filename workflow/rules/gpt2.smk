@@ -11,7 +11,7 @@ wildcard_constraints:
 
 rule gpt2_corpus:
     input:
-        lambda w: find_files(RUN.gpt2_files(w.text)),
+        lambda w: own_files(RUN.gpt2_corpus_job(w.text)),
     output:
         multiext(
             f"{GPT2}/corpora/{{text}}/",

@@ -7,9 +7,7 @@ wildcard_constraints:
 
 rule odd_corpus:
     input:
-        lambda w: find_files(
-            file for data in ODD.text(w.text).data for file in data.files
-        ),
+        lambda w: own_files(ODD.corpus_job(w.text)),
     output:
         f"{RESULTS}/robustness/texts/{{text}}/corpus/valid.jsonl",
         manifest=f"{RESULTS}/robustness/texts/{{text}}/corpus/manifest.json",

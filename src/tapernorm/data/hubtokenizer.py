@@ -107,7 +107,9 @@ def _load(source: Path) -> Any:
             return tokenizer_of_gguf(source)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        loaded(_PROBE)
+        return loaded
     except UserError:
         raise
     except Exception as error:  # of any type, by what is wrong with the files

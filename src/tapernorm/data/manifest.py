@@ -7,6 +7,20 @@ from ..errors import UserError
 from ..files import read_json
 
 SCHEMA_VERSION = 1
+_TYPES = {  # of what a manifest may hold
+    "splits": dict,
+    "details": dict,
+    "literal_u2581": dict,
+    "files": dict,
+    "sources": list,
+    "vocab_size": int,
+    "eod": int,
+    "context": int,
+    "dtype": str,
+    "model_type": str,
+    "sha256": str,
+    "tokenizer_sha256": str,
+}
 
 Kind = Literal["corpus", "tokenizer", "tokens", "blocks"]
 
@@ -35,10 +49,19 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
         manifest = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no {kind} in {folder}: {path.name} is missing; {remedy}") from None
-    found = manifest.get("kind") if isinstance(manifest, dict) else None
-    if found != kind:
+    if (found := manifest.get("kind")) != kind:
         raise UserError(f"{folder} holds {found!r} and a {kind!r} is needed; {remedy}")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         version = manifest.get("schema_version")
         raise UserError(f"{path} has schema version {version!r} and this code reads {SCHEMA_VERSION}; {remedy}")
+    _require_types(manifest, path)
     return manifest
+
+
+def _require_types(manifest: dict[str, Any], path: Path) -> None:
+    """Raise UserError where a value is of another type than any that is written there."""
+    faults = [key for key, kind in _TYPES.items() if key in manifest and not isinstance(manifest[key], kind)]
+    if not faults:
+        faults = [f"splits.{key}" for key, entry in manifest.get("splits", {}).items() if not isinstance(entry, dict)]
+    if faults:
+        raise UserError(f"{path} is damaged ({', '.join(faults)} is of the wrong type): run its job again")

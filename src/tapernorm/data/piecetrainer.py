@@ -83,6 +83,8 @@ def fit(settings: TokenizerConfig, documents: Iterable[str]) -> Trained:
                     minloglevel=0,  # its log is evidence here, and goes nowhere else
                 )
         except RuntimeError as error:
+            if not sentences.given:
+                raise UserError("there is no text to train a tokenizer on: build the corpus again") from error
             raise _explained(error, settings) from error
         finally:
             set_min_log_level(_ERRORS_ONLY)

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from ..errors import UserError, setting
 from ..files import sha256_of
 from ..settings import DataConfig
-from .hub import reaching, texts
+from .hub import parquet_files, reaching, texts
 from .textfiles import documents_of, find_files
 
 Split = Literal["train", "valid"]
@@ -38,6 +38,17 @@ class Source:
 
     documents: Callable[[], Iterator[tuple[Split | None, str]]]  # each call reads them from the first one on
     details: dict[str, Any]
+
+
+def files_of(data: DataConfig) -> list[Path]:
+    """The user's own files that a source reads; none for one that reads other text.
+
+    Raises:
+        UserError: one is missing, empty or of the wrong kind.
+    """
+    if not data.files:
+        return []
+    return parquet_files(data.files) if data.source == "openwebtext" else find_files(data.files)
 
 
 def open_source(data: DataConfig) -> Source:

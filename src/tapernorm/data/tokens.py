@@ -61,6 +61,8 @@ def map_ids(path: Path, count: int, dtype: str) -> Tensor:
     Raises:
         UserError: the file is missing or of another size.
     """
+    if dtype not in DTYPES:
+        raise UserError(f"{path.parent / 'manifest.json'} has dtype {dtype!r}; known: {', '.join(DTYPES)}")
     kind, _ = DTYPES[dtype]
     size = path.stat().st_size if path.is_file() else 0
     if size != count * kind.itemsize:

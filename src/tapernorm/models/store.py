@@ -77,10 +77,11 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no {name}: give the folder of a finished run")
     source = f"{folder}/config.json"
-    config = _read_config(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config.get("format") != FORMAT:
         raise UserError(f"{source} has format {config.get('format')!r}; this version reads {FORMAT}")
-    if missing := sorted({"architecture", "config", "norms"} - config.keys()):
+    needed = {"architecture": str, "config": dict, "norms": dict}
+    if missing := sorted(key for key, kind in needed.items() if not isinstance(config.get(key), kind)):
         raise UserError(f"{source} lacks {', '.join(missing)}: it is damaged, run the job that wrote it again")
     state = _read_weights(folder / "model.safetensors")
     model = _build(config["architecture"], config["config"], config.get("more", {}), source)
@@ -101,10 +102,9 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
 def is_ours(folder: Path) -> bool:
     """Whether config.json there is one of this module's, of any format; a damaged one is not, nor transformers' own."""
     try:
-        config = read_json(folder / "config.json")
-    except (OSError, ValueError, RecursionError):
+        return "format" in read_json(folder / "config.json")
+    except (OSError, UserError):
         return False
-    return isinstance(config, dict) and "format" in config
 
 
 def _config_of(model: nn.Module, arch: Architecture) -> dict[str, Any]:
@@ -243,13 +243,6 @@ def _restore_fakes(model: nn.Module, names: list[str], state: dict[str, Tensor],
             f"{source} says FakeLN, and the weights lack {', '.join(missing)}: run the job that wrote it again"
         )
     restore_fake(model, {name: state[key] for name, key in keys.items()})
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is damaged (it holds no JSON object): run the job that wrote it again")
-    return config
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

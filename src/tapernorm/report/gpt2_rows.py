@@ -11,7 +11,7 @@ import pandas as pd
 from ..errors import UserError
 from ..files import whole_file
 from ..gpt2_settings import METHOD_LABELS
-from .documents import read_document, stored, value_at
+from .documents import read_csv, read_document, value_at
 from .rows import read_metrics
 
 MODEL = ["size", "method", "seed"]  # what tells one model of a run from another; a published model has no seed
@@ -239,8 +239,4 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    path = stored(path)
-    if not path.is_file():
-        raise UserError(f"no file {path}: make it with `tapernorm rows`")
-    frame = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, "str"), keep_default_na=False, na_values=[""])
-    return _typed(frame)
+    return read_csv(path, ["run"], text=_TEXT, verb="rows", typed=_typed)

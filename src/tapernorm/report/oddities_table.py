@@ -47,8 +47,11 @@ def read(path: Path, job: StageJob) -> list[Row]:
     """
     if not path.is_file():
         raise UserError(f"no file {path}: make it with `tapernorm oddities rows`")
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
+    except (ValueError, TypeError, AttributeError, csv.Error) as error:  # no UTF-8, no number, or a row cut short
+        raise UserError(f"{path} is damaged ({error}): make it with `tapernorm oddities rows`") from None
     found = {tuple(row.get(name) for name in _KEY) for row in rows}
     wanted = {(job.run, job.stage.name, run.arm, run.seed, run.config_hash) for run in job.runs}
     if found != wanted:

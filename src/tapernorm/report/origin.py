@@ -124,7 +124,7 @@ def _value(document: Row, name: str) -> Any:
 
 def _versions(document: Row, path: Path) -> dict[str, str]:
     facts = value_at(document, "provenance", path)
-    own = {name: facts[name] for name in ("tapernorm", "python") if name in facts}
+    own = {name: facts[name] for name in ("tapernorm", "python", "kernels") if name in facts}
     return own | facts.get("packages", {})
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from ..errors import UserError
 from ..files import whole_file
 from ..robustness_settings import TrialsJob
-from .documents import read_document, value_at
+from .documents import read_csv, read_document, value_at
 from .gpt2_rows import printable
 
 KIND = "robustness"
@@ -184,6 +184,4 @@ def _typed(rows: list[Row] | pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise UserError(f"no file {path}: make it with `tapernorm trials rows`")
-    return _typed(pd.read_csv(path, dtype=dict.fromkeys(_TEXT, "str"), keep_default_na=False, na_values=[""]))
+    return read_csv(path, ["run"], text=_TEXT, verb="trials rows", typed=_typed)

@@ -9,7 +9,7 @@ import pandas as pd
 from ..errors import UserError
 from ..files import whole_file
 from ..identity import digest
-from .documents import parse_json, read_document, stored, text_of, value_at
+from .documents import parse_json, read_csv, read_document, text_of, value_at
 
 JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
 
@@ -146,7 +146,4 @@ def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    path = stored(path)
-    if not path.is_file():
-        raise UserError(f"no file {path}: make it with `tapernorm rows`")
-    return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""])
+    return read_csv(path, ["run", *JOB] if path.name == "results.csv" else JOB, text=_TEXT, verb="rows")

@@ -10,7 +10,7 @@ from ..files import whole_file
 from ..identity import canonical_json
 from ..study_cells import ArmRun, StageJob
 from ..study_settings import Arm
-from .documents import read_document, value_at
+from .documents import read_csv, read_document, value_at
 
 FINISHED, DIVERGED = "finished", "diverged"
 
@@ -125,9 +125,8 @@ def read(path: Path, job: StageJob) -> pd.DataFrame:
     Raises:
         UserError: there is no such file, or it holds other runs than the stage's.
     """
-    if not path.is_file():
-        raise UserError(f"no file {path}: make it with `tapernorm stage rows`")
-    frame = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, "str"), keep_default_na=False, na_values=[""])
+    identity = ["run", "stage", "arm", "seed", "config_hash"]
+    frame = read_csv(path, identity, text=_TEXT, verb="stage rows")
     found = {(r["run"], r["stage"], r["arm"], r["seed"], r["config_hash"]) for r in frame.to_dict("records")}
     wanted = {(job.run, job.stage.name, run.arm, run.seed, run.config_hash) for run in job.runs}
     if unlike := sorted({f"{arm} of {stage}, run {name}" for name, stage, arm, *_ in found ^ wanted}):

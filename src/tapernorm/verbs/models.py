@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -100,8 +101,8 @@ def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | N
     from ..training_run import require_vocabulary
 
     device = take_device(arguments.device, arguments.threads)
-    model = load(arguments.model).to(device)
     stream = TokenStream.open(arguments.tokens, arguments.split or "valid")
+    model = load(arguments.model).to(device)
     require_vocabulary(vocabulary_of(model), stream.manifest, arguments.tokens)
     score = evaluate(
         model,
@@ -118,13 +119,13 @@ def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | N
 
 
 def _evaluate_blocks(arguments: argparse.Namespace) -> dict[str, dict[str, float | None]]:
-    from ..scoring import evaluate_model
-
+    blocks = named_folders(arguments.blocks, "--blocks")
     if arguments.tokenizer is None or arguments.out is None:
         raise UserError("--blocks needs --tokenizer, to show the worst rows, and --out, for the scores")
-    blocks = named_folders(arguments.blocks, "--blocks")
     job = _described(arguments.model, list(blocks)) if arguments.job is None else _given(arguments.job)
     forms = {"gated": arguments.model} | ({"fused": arguments.folded} if arguments.folded else {})
+    from ..scoring import evaluate_model
+
     result = evaluate_model(
         job,
         forms,
@@ -151,7 +152,8 @@ def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
 
     path = folder / "result.json"
     result = read_json(path) if path.is_file() else {}
-    known = result.get("job", {})  # a model that was only brought here has none
+    job = result.get("job")
+    known = job if isinstance(job, dict) else {}  # a model that was only brought here has none
     model = {"kind": "finetuned", "size": known.get("size", "unknown"), "method": known.get("method", "unknown")}
     model |= {"seed": known.get("seed"), "base": "unknown"}
     if result.get("kind") == "base":
@@ -188,6 +190,10 @@ def fold(arguments: argparse.Namespace) -> None:
 
 
 def generate(arguments: argparse.Namespace) -> None:
+    if not 0 <= arguments.temperature < math.inf:
+        raise UserError(f"--temperature must be at least 0 and finite, got {arguments.temperature:g}")
+    if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
+        raise UserError(f"--top-p must lie in (0, 1], got {arguments.top_p:g}")
     from ..generation import stream_text
 
     text = stream_text(

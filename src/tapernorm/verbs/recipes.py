@@ -131,9 +131,14 @@ def export(arguments: argparse.Namespace) -> None:
 
     import torch
 
+    from ..stock import refuse_dtype
+
+    dtype = getattr(torch, arguments.dtype)
+    if arguments.form == "stock":
+        refuse_dtype(dtype)
     from ..recipe import export_run
 
-    export_run(arguments.model, arguments.out, form=arguments.form, dtype=getattr(torch, arguments.dtype))
+    export_run(arguments.model, arguments.out, form=arguments.form, dtype=dtype)
     print(f"exported to {arguments.out}")
 
 
