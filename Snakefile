@@ -40,11 +40,6 @@ for path in (path for paths in OWN_FILES.values() for path in paths):
         )
 
 
-def own_files(job):
-    """The user's own files that a corpus is made of."""
-    return [path for data in job.data for path in OWN_FILES[data]]
-
-
 # The same rules as JSON schema, exported from that model; editors check YAML files against it.
 validate(
     RUN.model_dump(mode="json"),

@@ -274,7 +274,7 @@ def test_the_verb_judges_the_rows_of_a_run_and_refuses_those_of_another(tmp_path
     arguments = ["--rows", str(tmp_path / "rows"), "--out", str(tmp_path / "out")]
     bench = synthetic_bench.write(synthetic_bench.decode(), tmp_path / "decode.json")
     assert main(["claims", "--config", str(ROOT / "config/test.yaml"), "--bench", str(bench), *arguments]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"claims.csv", "claims.md", "claims.html"}
+    assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {"claims.csv", "claims.md", "claims.html"}
     with open(tmp_path / "out/claims.csv", encoding="utf-8", newline="") as file:
         written = {row["name"]: row for row in csv.DictReader(file)}
     verdicts = {name: row["verdict"] for name, row in written.items()}

@@ -275,7 +275,7 @@ def test_threads_of_a_config_that_no_machine_can_start_are_refused(tokens: Path,
 
 ODD = [*ROBUSTNESS[:1], *ROBUSTNESS[3:], "--config", CONFIG, "--width", "24", "--seed", "1", "--out", "o", "--models"]
 NAMING = {
-    "outcome": ["outcome", "--run", "r", "--tables", "t", "--figures", "f", "--runs"],
+    "outcome": ["outcome", "--run", "r", "--results", "t", "--figures", "f", "--runs"],
     "evaluate": ["evaluate", "--model", "m", "--tokenizer", "t", "--out", "o", "--blocks"],
     "robustness": ODD,
     "taper": ["taper", "--model", "m", "--data", "web", "--steps", "10", "--out", "o", "--score"],

@@ -292,7 +292,7 @@ def test_tapers_of_ones_own_are_published_and_drawn_anew(tmp_path):
     where = ["--run", "tiny", "--results", f"{tmp_path}/results", "--figures", f"{tmp_path}/figures"]
     assert main(["publish", *where]) == 0
     for made, published in ((results, results.parent), (drawn, drawn.parent)):
-        names = {path.relative_to(made) for path in made.rglob("*") if path.is_file()}
+        names = {path.relative_to(made) for path in made.rglob("[!.]*") if path.is_file()}
         assert len(names) >= 6
         for name in names:
             assert (published / "published/tiny" / name).read_bytes() == (made / name).read_bytes()

@@ -408,7 +408,7 @@ def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatc
     card = (tmp_path / "export/README.md").read_text()
     assert "Not measured." in card
     assert "| held-out |" not in card
-    words = ["outcome", "--runs", f"one={out}", "--run", "tiny", "--tables", str(tmp_path), "--figures", str(tmp_path)]
+    words = ["outcome", "--runs", f"one={out}", "--run", "tiny", "--results", str(tmp_path), "--figures", str(tmp_path)]
     assert main(words) == 2
     assert "scores.json tells of other weights than those in" in capsys.readouterr().err
 

@@ -254,7 +254,7 @@ def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp
     assert main(["trials", "rows", str(out), *about, "--out", str(tmp_path)]) == 0
     for what in ("table", "figure"):
         assert main(["trials", what, "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 0
-    names = {path.name for path in (tmp_path / "made").iterdir()}
+    names = {path.name for path in (tmp_path / "made").glob("[!.]*")}
     tables = {f"table_S3{x}.{kind}" for x in ("", "x") for kind in ("csv", "md", "tex", "html")}
     assert names == tables | {f"figure_S3.{kind}" for kind in ("pdf", "png", "csv")}
     assert main(["trials", "table", str(out), *about, "--out", str(tmp_path)]) == 2
@@ -271,7 +271,7 @@ def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(m
     about = ["--job", json.dumps(report())]
     assert main(["trials", "rows", str(made / "scores.json"), *about, "--out", str(tmp_path)]) == 0
     assert main(["trials", "table", "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 0
-    names = {path.name for path in (tmp_path / "made").iterdir()}
+    names = {path.name for path in (tmp_path / "made").glob("[!.]*")}
     assert names == {f"table_S3_S2.{kind}" for kind in ("csv", "md", "tex", "html")}
     assert main(["trials", "figure", "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 2
     assert "the figure is of the run's own models: leave --stage out" in capsys.readouterr().err

@@ -98,11 +98,11 @@ def test_tables_and_figure_are_written_and_are_the_same_bytes_again(run, tmp_pat
     words = ["outcome", "--runs", f"all={run}", "--run", "tiny", "--caption", "A trial."]
     for name in ("one", "two"):
         out = tmp_path / name
-        assert main([*words, "--tables", str(out / "tables"), "--figures", str(out / "figures")]) == 0
+        assert main([*words, "--results", str(out), "--figures", str(out / "figures")]) == 0
     tables = [f"{stem}.{kind}" for stem in ("norms_all", "scores") for kind in ("csv", "md", "tex")]
     figures = [f"figure_spread_all.{kind}" for kind in ("csv", "pdf", "png")]
     for folder, names in {"tables": tables, "figures": figures}.items():
-        assert sorted(path.name for path in (tmp_path / "one" / folder).iterdir()) == names
+        assert sorted(path.name for path in (tmp_path / "one" / folder).glob("[!.]*")) == names
         for name in names:
             one, two = ((tmp_path / which / folder / name).read_bytes() for which in ("one", "two"))
             assert one == two
@@ -114,6 +114,6 @@ def test_tables_and_figure_are_written_and_are_the_same_bytes_again(run, tmp_pat
 def test_a_run_without_measured_scales_is_told_to_measure_them(run, tmp_path, capsys):
     for name in ("result.json", "scores.json", "model.safetensors"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    words = ["outcome", "--runs", f"all={tmp_path}", "--run", "tiny", "--tables", str(tmp_path), "--figures", "x"]
+    words = ["outcome", "--runs", f"all={tmp_path}", "--run", "tiny", "--results", str(tmp_path / "out"), "--figures", "x"]
     assert main(words) == 2
     assert "spread.json" in capsys.readouterr().err

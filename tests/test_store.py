@@ -162,7 +162,7 @@ def test_a_cut_file_is_damaged(saved):
 def test_a_cut_config_is_damaged(saved):
     path = saved / "config.json"
     path.write_text(path.read_text()[:-5])
-    with pytest.raises(UserError, match=r"config.json is damaged .*: run the job that wrote it again"):
+    with pytest.raises(UserError, match=r"config.json is damaged .*run the job that wrote it again"):
         load(saved)
 
 

@@ -13,7 +13,7 @@ have no mark: their result.json or their checkpoints tell whose they are.
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,7 @@ def require_writable(folder: Path, work: Work, *, overwrite: bool = False) -> No
         return
     raise UserError(
         f"{folder} holds another job of `tapernorm {owner.kind or work.kind}` ({_differences(owner, work)}), and "
-        f"{', '.join(theirs)} would be lost: name another --out, or give --overwrite to delete them"
+        f"{', '.join(theirs)} would be lost: name another --out, or delete them (--overwrite does)"
     )
 
 
@@ -126,9 +126,15 @@ def output_files(paths: Iterable[Path], verb: str, *, overwrite: bool = False) -
     for path in paths:
         if path.exists() and not _is_ours(path):
             raise UserError(f"{path} was not written by tapernorm: name another --out, or move that file away")
-    for folder in {path.parent for path in paths}:
+    folders = {path.parent for path in paths}
+    for folder in folders:
         _mark(folder, {path.name: verb for path in paths if path.parent == folder})
-    yield
+    try:
+        yield
+    except BaseException:
+        for folder in folders:
+            _unmark(folder, [path.name for path in paths if path.parent == folder and not path.exists()])
+        raise
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -149,7 +155,7 @@ def _require_kind(folder: Path, kind: str, *, overwrite: bool) -> _Owner | None:
     if owner is not None and owner.kind not in (None, kind) and _there(folder, listed) and not overwrite:
         raise UserError(
             f"{folder} holds the output of `tapernorm {owner.kind}` ({_some(_there(folder, listed))}), and this is "
-            f"`tapernorm {kind}`: name another --out, or give --overwrite to delete it"
+            f"`tapernorm {kind}`: name another --out, or delete it (--overwrite does)"
         )
     return owner
 
@@ -261,9 +267,7 @@ def _some(names: list[str]) -> str:
 def _mark(folder: Path, files: Mapping[str, str], job: Work | None = None) -> None:
     """Add `files` to the mark of `folder`, or make it the mark of `job`."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # several jobs may write files into one folder
+    with _locked(folder):
         known = _read_mark(folder)
         if job is None and files.items() <= known.get("files", {}).items():
             return
@@ -273,6 +277,26 @@ def _mark(folder: Path, files: Mapping[str, str], job: Work | None = None) -> No
         if job is not None:
             mark["job"] = {"kind": job.kind, "identity": job.identity}
         write_json(folder / MARK, {**mark, "files": {**others, **files}})
+
+
+def _unmark(folder: Path, names: Collection[str]) -> None:
+    """Take files that were not written out of the mark of `folder`, and the mark away where it lists nothing more."""
+    with _locked(folder):
+        known = _read_mark(folder)
+        kept = {name: verb for name, verb in known.get("files", {}).items() if name not in names}
+        if kept or "job" in known:
+            write_json(folder / MARK, {**known, "files": kept})
+        else:
+            (folder / MARK).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone with the mark of `folder`: several jobs may write files into one folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
 

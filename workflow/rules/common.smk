@@ -52,3 +52,8 @@ def source_of(wildcards):
 
 def source_files(wildcards):
     return [f"{RESULTS}/{file}" for file in source_named(wildcards).files]
+
+
+def own_files(job):
+    """The user's own files that a corpus is made of."""
+    return [path for data in job.data for path in OWN_FILES[data]]
