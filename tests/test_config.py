@@ -405,11 +405,11 @@ def test_aliases_stand_for_copies(tmp_path):
         ({"train__precision": True}, ["train.precision", "quote"]),
         ({"run": True}, ["run", "quote such a word"]),
         ({"run": "a" * 300}, ["run", "64"]),
-        ({"widths": first_width(label="")}, ["widths.0.label", "pattern"]),
-        ({"widths": first_width(label=" \t")}, ["widths.0.label", "pattern"]),
+        ({"widths": first_width(label="")}, ["widths.0.label: it must not be empty"]),
+        ({"widths": first_width(label=" \t")}, ["widths.0.label: it must not be empty"]),
         ({"widths": first_width(label="two\nlines")}, ["widths.0.label", "pattern"]),
-        ({"data__files": [""]}, ["data.files.0", "at least 1"]),
-        ({"data__field": ""}, ["data.field", "at least 1"]),
+        ({"data__files": [""]}, ["data.files.0: it must not be empty"]),
+        ({"data__field": ""}, ["data.field: it must not be empty"]),
     ],
 )
 def test_nothing_is_converted_in_silence(changes, words):

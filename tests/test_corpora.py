@@ -239,7 +239,8 @@ def test_one_book_is_split_by_passages_and_no_text_is_lost(tmp_path: Path, fract
     pages = {split: {page for text in texts for page in text.split("\n\n") if page} for split, texts in written.items()}
     assert not pages["train"] & pages["valid"]
     assert pages["train"] | pages["valid"] == set(PAGES.split("\n\n"))  # cut between pages alone
-    assert manifest["passages"] == {"documents": 1, "characters": len(PAGES)}
+    identity = hashlib.sha256(PAGES.encode()).hexdigest()
+    assert manifest["passages"] == {"documents": 1, "characters": len(PAGES), "sha256": [identity]}
     assert manifest["splits"]["valid"]["documents"] == len(written["valid"])
     assert manifest["dropped"] == {"empty": 0, "duplicates": 0}
     told = capsys.readouterr().err
@@ -293,7 +294,8 @@ def test_few_documents_that_the_hash_puts_on_one_side_are_split_by_passages(tmp_
     shares = sorted(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64 for text in texts)
     manifest = build_corpus(text_job(*files, valid_fraction=shares[0] * 0.999), tmp_path / "parted")
     written = documents_in(tmp_path / "parted")
-    assert manifest["passages"] == {"documents": 10, "characters": sum(map(len, texts))}
+    identities = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    assert manifest["passages"] == {"documents": 10, "characters": sum(map(len, texts)), "sha256": identities}
     assert all(any(piece in text for text in texts) for piece in written["train"] + written["valid"])
     assert sum(map(len, written["train"] + written["valid"])) == sum(map(len, texts))
     assert "10 documents" in capsys.readouterr().err

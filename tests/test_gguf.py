@@ -210,6 +210,17 @@ def test_a_way_of_cutting_text_that_is_not_known_is_refused(tmp_path):
         save_hub_tokenizer(path, tmp_path / "saved", vocab_size=len(known))
 
 
+def test_an_end_of_text_that_is_no_id_is_refused(tmp_path, monkeypatch):
+    known = tokenizer(bos=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(known), "eos_token_id", 5000, raising=False)
+        path = write_gguf(tmp_path / "model.gguf", made(vocab_size=len(known)), tokenizer=known)
+    with pytest.raises(UserError) as raised:
+        save_hub_tokenizer(path, tmp_path / "saved", vocab_size=len(known))
+    assert str(path) in str(raised.value)
+    assert "fetch it again" in str(raised.value)
+
+
 def test_a_file_without_a_tokenizer_is_refused(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", made())
     with pytest.raises(UserError, match="lacks merges, model, token_type, tokens of a tokenizer"):

@@ -114,6 +114,6 @@ def test_tables_and_figure_are_written_and_are_the_same_bytes_again(run, tmp_pat
 def test_a_run_without_measured_scales_is_told_to_measure_them(run, tmp_path, capsys):
     for name in ("result.json", "scores.json", "model.safetensors"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    words = ["outcome", "--runs", f"all={tmp_path}", "--run", "tiny", "--results", str(tmp_path / "out"), "--figures", "x"]
+    words = ["outcome", "--runs", f"all={tmp_path}", "--run", "tiny", "--results", f"{tmp_path}/out", "--figures", "x"]
     assert main(words) == 2
     assert "spread.json" in capsys.readouterr().err

@@ -51,6 +51,8 @@ def _explain(model: type[BaseModel], error: Any) -> str:
     if error["type"] == "missing":
         return f"{place}: missing; the keys needed here are {', '.join(_keys_at(model, path[:-1]))}"
     message = error["msg"].removeprefix("Value error, ")
+    if error["type"].startswith("string_") and isinstance(given, str) and not given.strip():
+        message = "it must not be empty"
     shown = f" (got {given!r})" if isinstance(given, str | int | float | bool | None) else ""
     if isinstance(given, bool):
         shown += "; YAML reads yes, no, on and off as true and false: quote such a word"

@@ -65,10 +65,10 @@ def look_through(request: Request, coder: Coder, context: int) -> list[str]:
             continue
         with settings_named(words_of(name)):
             reading = Reading(CorpusJob(data=corpora[name]))
-            seen = scored.get(name, set()), trained  # of the training text, only what is trained on counts
-            counts: dict[Split, dict[str, int]] = {
-                split: _look(reading, split, coder, context, seen[split == "train"]) for split in _splits_of(name)
-            }
+            counts: dict[Split, dict[str, int]] = {}
+            for split in _splits_of(name):
+                seen = trained if split == "train" and scored else scored.get(name)
+                counts[split] = _look(reading, split, coder, context, seen)
             reading.refuse_empty({split: count["documents"] for split, count in counts.items()})
             for split, count in counts.items():
                 require_a_row(split, count["tokens"], context)
@@ -98,12 +98,13 @@ def _splits_of(name: str) -> tuple[Split, ...]:
     return ("valid", "train") if name == HELD_OUT else ("valid",)
 
 
-def _look(reading: Reading, split: Split, coder: Coder, context: int, seen: set[bytes]) -> dict[str, int]:
+def _look(reading: Reading, split: Split, coder: Coder, context: int, seen: set[bytes] | None) -> dict[str, int]:
     """Documents, bytes and tokens of one split, tokens up to `context`; identities of its documents go into `seen`."""
     counts = {"documents": 0, "bytes": 0, "tokens": 0}
     read = 0
     for _, text in reading.documents(split):
-        seen.add(identity_of(text))
+        if seen is not None:
+            seen.add(identity_of(text))
         lacking = context - counts["tokens"]
         if lacking > 0:
             ids = coder.encode(text[: lacking * _PREFIX])

@@ -29,7 +29,8 @@ Text = Annotated[str, Field(min_length=1)]  # a path, a hub name, a field
 Label = Annotated[str, Field(pattern=r"^[^\r\n]*\S[^\r\n]*$", max_length=200)]  # a cell of a table: one line, not empty
 NAME_LENGTH = 64  # characters of a name that names folders and files
 NAME = re.compile(r"\w[\w-]*")  # of such a name that is an option of the command line
-RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=NAME_LENGTH)]
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a folder under results/ and figures/
+RunName = Annotated[str, Field(pattern=RUN_NAME, max_length=NAME_LENGTH)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Items = TypeVar("Items", bound=Sequence[Any])
 

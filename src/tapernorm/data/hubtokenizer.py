@@ -114,7 +114,8 @@ def _load(source: Path) -> Any:
         raise
     except Exception as error:  # of any type, by what is wrong with the files
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"no tokenizer can be read in {source} ({reason}): put its tokenizer.json there") from error
+        remedy = "fetch it again" if is_gguf(source) else "put its tokenizer.json there"
+        raise UserError(f"no tokenizer can be read in {source} ({reason}): {remedy}") from error
 
 
 def _files_of(source: Path, made: Path, loaded: Any) -> dict[str, Path]:

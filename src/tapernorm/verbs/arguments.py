@@ -14,7 +14,7 @@ from ..devices import most_threads
 from ..errors import UserError
 from ..files import parse_json
 from ..outputs import output_files
-from ..settings import NAME, NAME_LENGTH, HardwareConfig, Strict
+from ..settings import NAME, NAME_LENGTH, RUN_NAME, HardwareConfig, Strict
 
 Job = TypeVar("Job", bound=Strict)
 Verb = Callable[[argparse.Namespace], int | None]  # returns the exit code, where it is not 0
@@ -188,12 +188,12 @@ def _shortened(text: str) -> str:
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
     """The type of an option that is an integer from `least` to `most`."""
 
+    below = "not a positive number" if least == 1 else f"below {least}"
+
     def number(text: str) -> int:
         value = int(text)
         if value < least:
-            raise argparse.ArgumentTypeError(
-                f"{value} is {'not a positive number' if least == 1 else f'below {least}'}"
-            )
+            raise argparse.ArgumentTypeError(f"{value} is {below}")
         if value > most:
             raise argparse.ArgumentTypeError(f"{text} is above {most}")
         return value
@@ -216,23 +216,25 @@ def thread_count(text: str) -> int:
     return whole(1, most_threads())(text)
 
 
-def real(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """The type of an option that is a finite number from `least` (or above it) to `most`."""
+def real(text: str) -> float:
+    """The type of an option that is a finite number of 0 or more."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number at least 0")
+    return value
 
-    def number(text: str) -> float:
-        value = float(text)
-        if not (least < value if above else least <= value) or not value <= most or math.isinf(value):
-            bound = f"above {least:g}" if above else f"at least {least:g}"
-            end = "" if math.isinf(most) else f" and at most {most:g}"
-            raise argparse.ArgumentTypeError(f"{text} is not a number {bound}{end}")
-        return value
 
-    return number
+def positive_real(text: str) -> float:
+    """The type of an option that is a finite number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
 
 
 def run_name(text: str) -> str:
     """The type of an option that names a run."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) or len(text) > NAME_LENGTH:
+    if not re.fullmatch(RUN_NAME, text) or len(text) > NAME_LENGTH:
         raise argparse.ArgumentTypeError(
             f"{_shortened(text)} is no name of a run: up to {NAME_LENGTH} letters, digits, dots, underscores and dashes"
         )

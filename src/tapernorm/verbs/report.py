@@ -16,6 +16,7 @@ from .arguments import (
     job_of,
     path,
     positive,
+    positive_real,
     real,
     run_name,
     table_files,
@@ -63,8 +64,8 @@ def add(verbs: Verbs) -> None:
         help="that the run may use; default: 1, or for device auto those found here",
     )
     made.add_argument("--cores", type=positive, default=2, metavar="N", help="CPU cores, for a run without GPUs")
-    made.add_argument("--step-s", type=real(0), metavar="S", help="measured overhead of one forward and backward pass")
-    made.add_argument("--flops-per-s", type=real(0, above=True), metavar="F", help="measured speed of one eager job")
+    made.add_argument("--step-s", type=real, metavar="S", help="measured overhead of one forward and backward pass")
+    made.add_argument("--flops-per-s", type=positive_real, metavar="F", help="measured speed of one eager job")
     made.add_argument("--rows", type=path, metavar="DIR", help="written by `tapernorm rows`: speeds of finished runs")
 
     made = verbs.add(schema, "write the JSON schema that every config is validated against")
