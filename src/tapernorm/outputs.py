@@ -40,6 +40,7 @@ FILES = {  # kind -> names of all that a job of that kind writes into its folder
     "fold": ("unfused", "fused", "result.json"),
     "taper": (*_TRAINING, "data", "tokenizer", "scores.json", "spread.json", "last-good"),
 }
+_PREPARED = ("data", "tokenizer")  # of a taper: made of the user's files, and anew wherever these are others
 _IDENTITIES = {"fold": ("weights_sha256",), "base": ("source",)}  # what of a result.json defines its folder
 
 
@@ -90,7 +91,7 @@ def output_folder(folder: Path, work: Work, *, overwrite: bool = False) -> Itera
         require_writable(folder, work, overwrite=overwrite)  # nobody else can write there from here on
         owner = _owner_of(folder)
         if owner is not None and not _same(owner, work):
-            for name in _there(folder, owner.files):
+            for name in _lost(folder, owner):
                 discard(folder / name)
         _mark(folder, dict.fromkeys(work.files, work.kind), job=work)
         yield
@@ -99,7 +100,7 @@ def output_folder(folder: Path, work: Work, *, overwrite: bool = False) -> Itera
 def require_writable(folder: Path, work: Work, *, overwrite: bool = False) -> None:
     """Raise UserError unless `work` may write into `folder`; nothing is changed."""
     owner = _require_kind(folder, work.kind, overwrite=overwrite)
-    if owner is None or overwrite or _same(owner, work) or not (theirs := _there(folder, owner.files)):
+    if owner is None or overwrite or _same(owner, work) or not (theirs := _lost(folder, owner)):
         return
     raise UserError(
         f"{folder} holds another job of `tapernorm {owner.kind or work.kind}` ({_differences(owner, work)}), and "
@@ -252,6 +253,11 @@ def _there(folder: Path, names: Iterable[str]) -> list[str]:
     """Those of `names` that lie in `folder`, and nowhere outside it; what a diverged training kept does not count."""
     lying = set(_names(folder))
     return [name for name in names if name in lying and not (name == "resume" and _diverged(folder / name))]
+
+
+def _lost(folder: Path, owner: _Owner) -> list[str]:
+    """What another job of the same kind would take from `folder`."""
+    return [name for name in _there(folder, owner.files) if name not in _PREPARED]
 
 
 def _diverged(resume: Path) -> bool:
