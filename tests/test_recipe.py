@@ -396,13 +396,14 @@ def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatc
     def killed(*_):
         raise Stopped(signal.SIGKILL)
 
-    earlier = (out / "scores.json").read_bytes()
+    earlier = {name: (out / name).read_bytes() for name in ("scores.json", "spread.json")}
     with monkeypatch.context() as patched:  # after the new run was published, and before it was scored
         patched.setattr(recipe, "_scores", killed)
         with pytest.raises(Stopped):
             taper_model(request(home, out, seed=2, overwrite=True))
     assert not any((out / name).exists() for name in told)
-    (out / "scores.json").write_bytes(earlier)  # and if it had stayed, nothing would take it for the new run's
+    for name, content in earlier.items():  # and if they had stayed, nothing would take them for the new run's
+        (out / name).write_bytes(content)
     words = ["export", "--model", str(out), "--form", "normfree", "--out", str(tmp_path / "export")]
     assert main(words) == 0
     card = (tmp_path / "export/README.md").read_text()
@@ -410,7 +411,7 @@ def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatc
     assert "| held-out |" not in card
     words = ["outcome", "--runs", f"one={out}", "--run", "tiny", "--results", str(tmp_path), "--figures", str(tmp_path)]
     assert main(words) == 2
-    assert "scores.json tells of other weights than those in" in capsys.readouterr().err
+    assert "tells of other weights than those in" in capsys.readouterr().err
 
 
 def test_a_control_takes_the_place_of_a_taper_and_of_its_export_alone(home, tmp_path):
