@@ -9,11 +9,11 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version, validate
 
 from tapernorm import configfile as settings
-from tapernorm.config import Config
-from tapernorm.identity import canonical_json
-from tapernorm.data.sources import files_of
-from tapernorm.errors import UserError
-from tapernorm.settings import VARIANTS
+from tapernorm_lab.config.run import Config
+from tapernorm.util.hashing import canonical_json
+from tapernorm_lab.data.sources import files_of
+from tapernorm.util.errors import UserError
+from tapernorm_lab.config.sections import VARIANTS
 
 min_version("9.0")
 

@@ -4,8 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
-from tapernorm.files import write_json
-from tapernorm.provenance import provenance
+from tapernorm.util.atomic_files import write_json
+from tapernorm.util.provenance import provenance
 
 from . import decode, evaluation, finetune_step, train_step, workflow
 from .report import line

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from tapernorm.bench import interleave, paired_speedup
-from tapernorm.decode import generate
-from tapernorm.decode_bench import bench_decode
-from tapernorm.machine import read_bandwidth
-from tapernorm.models.packed import PackedDecoder
-from tapernorm.rng import generator
-from tapernorm.settings import BenchConfig, DecoderConfig, paper_d_ff
+from tapernorm.models.decode import generate
+from tapernorm.models.decoder_config import DecoderConfig
+from tapernorm.models.packed_decoder import PackedDecoder
+from tapernorm.util.rng import generator
+from tapernorm_lab.config.sections import BenchConfig, paper_d_ff
+from tapernorm_lab.experiments.machine import read_bandwidth
+from tapernorm_lab.experiments.speed.decode_speed import bench_decode
+from tapernorm_lab.experiments.speed.interleaved_timing import interleave, paired_speedup
 
 from .models import decoder, stock_llama, tapered
 from .report import Figure, figure

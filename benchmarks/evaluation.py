@@ -27,10 +27,10 @@ def _peak_bytes(rows: int) -> int:
 def _score(rows: int) -> None:
     import torch
 
-    from tapernorm.gpt2_settings import Gpt2Shape
-    from tapernorm.models.gpt2 import fresh
-    from tapernorm.rng import generator
-    from tapernorm.rowscore import score_rows
+    from tapernorm.util.rng import generator
+    from tapernorm_lab.config.gpt2 import Gpt2Shape
+    from tapernorm_lab.experiments.row_losses import score_rows
+    from tapernorm_lab.models.gpt2 import fresh
 
     torch.set_num_threads(1)
     shape = Gpt2Shape(d_model=32, n_layer=2, n_head=2, dropout=0.0, norm_eps=1e-5)

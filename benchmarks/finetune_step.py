@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from tapernorm import attach
-from tapernorm.driver import NormDriver
-from tapernorm.fakeln import attach_fakeln
-from tapernorm.fakeschedule import FakeSchedule
-from tapernorm.finetune import next_tokens
-from tapernorm.gpt2_settings import Gpt2Shape
-from tapernorm.models.gpt2 import GPT2LMHeadModel, fresh
-from tapernorm.rng import generator
+from tapernorm.util.rng import generator
+from tapernorm_lab.config.fakeln_schedule import FakeSchedule
+from tapernorm_lab.config.gpt2 import Gpt2Shape
+from tapernorm_lab.experiments.finetune import next_tokens
+from tapernorm_lab.models.fakeln import attach_fakeln
+from tapernorm_lab.models.gpt2 import GPT2LMHeadModel, fresh
+from tapernorm_lab.training.norm_driver import NormDriver
 
 from .report import Figure
 from .steps import compare, one_step

@@ -13,21 +13,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tapernorm.compute import pick_device
-from tapernorm.decode_bench import run_benchmark
-from tapernorm.evaluate import Evaluation, evaluate
-from tapernorm.files import write_json
+from tapernorm.checkpoints.store import save
 from tapernorm.folding import fold
-from tapernorm.identity import canonical_json, digest
-from tapernorm.jobs import BenchJob, PretrainJob
-from tapernorm.models.llama import Decoder
-from tapernorm.models.store import save
-from tapernorm.optimisation import Optimisation
-from tapernorm.pretrain import attach_variant
-from tapernorm.report import decode_rows, decode_tables, table
-from tapernorm.rng import generator
-from tapernorm.settings import BenchConfig, HardwareConfig, paper_d_ff
-from tapernorm.train import Plan, Trainer
+from tapernorm.models.decoder import Decoder
+from tapernorm.util.atomic_files import write_json
+from tapernorm.util.hashing import canonical_json, digest
+from tapernorm.util.rng import generator
+from tapernorm_lab.config.jobs import BenchJob, PretrainJob
+from tapernorm_lab.config.sections import BenchConfig, HardwareConfig, paper_d_ff
+from tapernorm_lab.experiments.pretrain import attach_variant
+from tapernorm_lab.experiments.speed.decode_speed import run_benchmark
+from tapernorm_lab.report import table
+from tapernorm_lab.report.frames import decoding as decode_rows
+from tapernorm_lab.report.tables import table2_decoding as decode_tables
+from tapernorm_lab.training.device import pick_device
+from tapernorm_lab.training.optimizer import Optimisation
+from tapernorm_lab.training.trainer import Plan, Trainer
+from tapernorm_lab.training.validation_loss import Evaluation, evaluate
 
 CAPTION = "Decoding benchmark on its own: a briefly trained model, whose speed is that of any model of its shape."
 VALIDATION_TOKENS = 32768

@@ -6,8 +6,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tapernorm import Decoder, attach
-from tapernorm.rng import generator
-from tapernorm.settings import DecoderConfig
+from tapernorm.models.decoder_config import DecoderConfig
+from tapernorm.util.rng import generator
 
 
 def decoder(shape: DecoderConfig) -> Decoder:

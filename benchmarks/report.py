@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from tapernorm.bench import Interval, bootstrap_median
+from tapernorm_lab.experiments.speed.interleaved_timing import Interval, bootstrap_median
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from tapernorm.bench import interleave, paired_speedup
-from tapernorm.driver import NormDriver
-from tapernorm.metrics import gradient_norm
-from tapernorm.optimisation import Optimisation
-from tapernorm.train import training_loss
+from tapernorm_lab.experiments.speed.interleaved_timing import interleave, paired_speedup
+from tapernorm_lab.training.metrics import gradient_norm
+from tapernorm_lab.training.norm_driver import NormDriver
+from tapernorm_lab.training.optimizer import Optimisation
+from tapernorm_lab.training.trainer import training_loss
 
 from .report import Figure, figure
 

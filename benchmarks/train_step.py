@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from tapernorm.rng import generator
-from tapernorm.settings import DecoderConfig
+from tapernorm.models.decoder_config import DecoderConfig
 from tapernorm.taper import taper_of
+from tapernorm.util.rng import generator
 
 from .models import decoder, stock_llama, tapered
 from .report import Figure

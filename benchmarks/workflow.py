@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tapernorm.configfile import load_config
-from tapernorm.plan import expected_seconds
+from tapernorm_lab.config.load import load_config
+from tapernorm_lab.config.run_cost import expected_seconds
 
 from .report import Figure, figure
 

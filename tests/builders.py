@@ -4,12 +4,18 @@ import numpy as np
 import reference
 import torch
 
-from tapernorm.models.llama import Decoder
-from tapernorm.norms import Gate, LayerNorm, RMSNorm, TaperNorm, taper
-from tapernorm.rng import generator
+from tapernorm.models.decoder import Decoder
+from tapernorm.models.decoder_config import DecoderConfig
+from tapernorm.norms import (
+    Gate,
+    LayerNorm,
+    RMSNorm,
+    TaperNorm,
+    taper,
+)
 from tapernorm.schedule import GateSchedule
-from tapernorm.settings import DecoderConfig
 from tapernorm.taper import Taper, attach
+from tapernorm.util.rng import generator
 
 torch.set_num_threads(1)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from writing import data_config
 
-from tapernorm.data.corpora import build_corpus
-from tapernorm.data.tokenizer import train_tokenizer
-from tapernorm.jobs import CorpusJob, TokenizerJob
-from tapernorm.settings import TokenizerConfig
+from tapernorm_lab.config.jobs import CorpusJob, TokenizerJob
+from tapernorm_lab.config.sections import TokenizerConfig
+from tapernorm_lab.data.corpus import build_corpus
+from tapernorm_lab.data.sentencepiece import train_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def web_tokenizer(web_corpus: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="session")
 def web_tokens(web_corpus: Path, web_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token streams of `web_corpus` under `web_tokenizer` (folder)."""
-    from tapernorm.data.tokens import write_tokens
+    from tapernorm_lab.data.token_stream import write_tokens
 
     out = tmp_path_factory.mktemp("web") / "tokens"
     write_tokens(web_corpus, web_tokenizer, out, context=128)

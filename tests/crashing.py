@@ -14,7 +14,14 @@ from typing import Any
 
 FORK = multiprocessing.get_context("forkserver")
 # Steps import torch._dynamo, and a GPT-2 its part of transformers.
-FORK.set_forkserver_preload(["tapernorm.pretrain", "tapernorm.finetune", "tapernorm.cli", "torch._dynamo"])
+FORK.set_forkserver_preload(
+    [
+        "tapernorm_lab.experiments.pretrain",
+        "tapernorm_lab.experiments.finetune",
+        "tapernorm_lab.cli.main",
+        "torch._dynamo",
+    ]
+)
 
 Sabotage = Callable[[], None]
 
@@ -38,7 +45,7 @@ def kill(sabotage: Sabotage, arguments: list[str], log: Path) -> str:
 def _child(sabotage: Sabotage, arguments: list[str], log: Path) -> None:
     import torch
 
-    from tapernorm.cli import main
+    from tapernorm_lab.cli.main import main
 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 2)
@@ -60,7 +67,7 @@ def at_step(step: int, moment: str) -> None:
     """Die before optimizer step `step`, between its backward and its update, or after it, not yet logged."""
     import torch
 
-    from tapernorm.train import Trainer
+    from tapernorm_lab.training.trainer import Trainer
 
     original = Trainer.step
     update = torch.optim.AdamW.step
@@ -81,7 +88,7 @@ def at_step(step: int, moment: str) -> None:
 
 def in_evaluation(window: int) -> None:
     """Die before batch `window` of the validation, counted over all evaluations of the process."""
-    from tapernorm import evaluate
+    from tapernorm_lab.training import validation_loss as evaluate
 
     original = evaluate.scoring_windows
     seen = 0
@@ -99,8 +106,8 @@ def in_evaluation(window: int) -> None:
 
 def at_operation(number: int) -> None:
     """Die at file operation `number`: before it, or half way through where it writes."""
-    from tapernorm.checkpoint import HashedWriter
-    from tapernorm.metrics import MetricsFile
+    from tapernorm_lab.training.metrics import MetricsFile
+    from tapernorm_lab.training.resume_checkpoints import HashedWriter
 
     count = 0
 

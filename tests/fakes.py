@@ -6,8 +6,8 @@ import reference
 import torch
 from builders import array
 
-from tapernorm.fakenorms import FakeLayerNorm
-from tapernorm.fakeschedule import FakeSchedule
+from tapernorm_lab.config.fakeln_schedule import FakeSchedule
+from tapernorm_lab.models.fakeln_norms import FakeLayerNorm
 
 EOT = 0
 DEPTH, HEADS, WIDTH, CONTEXT, EPS = 3, 3, 12, 17, 1e-3

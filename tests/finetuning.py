@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from training import HARDWARE, VOCABULARY
 
-from tapernorm.files import sha256_of, write_json
-from tapernorm.gpt2_settings import Gpt2Shape
-from tapernorm.identity import canonical_json
-from tapernorm.jobs import FinetuneJob
-from tapernorm.models.gpt2 import fresh
-from tapernorm.models.store import save
-from tapernorm.rng import generator
-from tapernorm.settings import HardwareConfig
+from tapernorm.checkpoints.store import save
+from tapernorm.util.atomic_files import sha256_of, write_json
+from tapernorm.util.hashing import canonical_json
+from tapernorm.util.rng import generator
+from tapernorm_lab.config.gpt2 import Gpt2Shape
+from tapernorm_lab.config.jobs import FinetuneJob
+from tapernorm_lab.config.sections import HardwareConfig
+from tapernorm_lab.models.gpt2 import fresh
 
 CONTEXT, BATCH, MICRO_BATCH, STEPS, EOT = 9, 4, 2, 14, 1
 N_LAYER = 2

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from builders import normal, plain_norm, randomise, shape
 from torch import nn
 
-from tapernorm.arch import Architecture
+from tapernorm.architectures import Architecture
 from tapernorm.norms import TaperNorm
 from tapernorm.taper import Taper, attach
 

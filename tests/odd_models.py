@@ -5,15 +5,15 @@ from pathlib import Path
 
 import builders
 import torch
-from test_scoring import make_tokenizer, write_corpus
+from scored_texts import make_tokenizer, write_corpus
 
-from tapernorm.data.blocks import write_blocks
-from tapernorm.data.tokens import TokenStream, write_tokens
+from tapernorm.checkpoints.store import save
 from tapernorm.folding import fold
-from tapernorm.jobs import BlocksJob
-from tapernorm.models.store import save
-from tapernorm.oddrows import never_seen, token_counts
-from tapernorm.robustness_settings import RobustnessJob
+from tapernorm_lab.config.jobs import BlocksJob
+from tapernorm_lab.config.odd_inputs import RobustnessJob
+from tapernorm_lab.data.blocks import write_blocks
+from tapernorm_lab.data.token_stream import TokenStream, write_tokens
+from tapernorm_lab.experiments.odd_inputs.oddrows import never_seen, token_counts
 
 VOCABULARY, CONTEXT, WIDTH = 300, 16, 12
 LENGTHS = (20, 28)

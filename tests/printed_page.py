@@ -4,7 +4,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from tapernorm.report import style
+from tapernorm_lab.report.figures import style
 
 SMALLEST_POINTS, SLACK_IN = 7, 0.02  # a line's width may stand over the edge
 

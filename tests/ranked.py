@@ -15,14 +15,14 @@ from crashing import FORK
 from torch import Tensor
 from training import HARDWARE
 
-from tapernorm.evaluate import evaluate_blocks
-from tapernorm.fakeln import attach_fakeln
-from tapernorm.finetune import next_tokens
-from tapernorm.optimisation import Optimisation
-from tapernorm.rng import generator
 from tapernorm.schedule import GateSchedule
 from tapernorm.taper import attach
-from tapernorm.train import Plan, Trainer
+from tapernorm.util.rng import generator
+from tapernorm_lab.experiments.finetune import next_tokens
+from tapernorm_lab.models.fakeln import attach_fakeln
+from tapernorm_lab.training.optimizer import Optimisation
+from tapernorm_lab.training.trainer import Plan, Trainer
+from tapernorm_lab.training.validation_loss import evaluate_blocks
 
 STEPS, BATCH, TIME = 20, 8, 7
 SCHEDULE = GateSchedule(start=5, end=15)  # standard norms, a mix of both, linear maps

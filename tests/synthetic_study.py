@@ -7,8 +7,8 @@ from typing import Any
 
 import synthetic
 
-from tapernorm.study_cells import ArmRun, StageJob
-from tapernorm.study_settings import Arm, Stage
+from tapernorm_lab.config.study import Arm, Stage
+from tapernorm_lab.config.study_runs import ArmRun, StageJob
 
 SEEDS = (1, 2, 3)
 TAPER = {"start_fraction": 0.05, "end_fraction": 1.0, "ema_rate": 0.01, "anchor_weight": 0.1}

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from tapernorm.files import sha256_of, write_json
-from tapernorm.identity import canonical_json
-from tapernorm.jobs import PretrainJob
-from tapernorm.settings import HardwareConfig
+from tapernorm.util.atomic_files import sha256_of, write_json
+from tapernorm.util.hashing import canonical_json
+from tapernorm_lab.config.jobs import PretrainJob
+from tapernorm_lab.config.sections import HardwareConfig
 
 torch.set_num_threads(1)
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from tapernorm.data.corpora import build_corpus
-from tapernorm.data.tokenizer import Tokenizer, train_tokenizer
-from tapernorm.jobs import CorpusJob, TokenizerJob
-from tapernorm.models.llama import Decoder
-from tapernorm.models.store import save
-from tapernorm.rng import generator
-from tapernorm.settings import OWN_SPLIT, DataConfig, DecoderConfig, TokenizerConfig
+from tapernorm.checkpoints.store import save
+from tapernorm.models.decoder import Decoder
+from tapernorm.models.decoder_config import DecoderConfig
+from tapernorm.util.rng import generator
+from tapernorm_lab.config.jobs import CorpusJob, TokenizerJob
+from tapernorm_lab.config.sections import OWN_SPLIT, DataConfig, TokenizerConfig
+from tapernorm_lab.data.corpus import build_corpus
+from tapernorm_lab.data.sentencepiece import Tokenizer, train_tokenizer
 
 WIDTH = 48
 

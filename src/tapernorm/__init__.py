@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from . import interop, spread
     from .export import load
     from .folding import FoldReport, fold
-    from .models.llama import Decoder
+    from .interop.hf_trainer import TaperCallback
+    from .models.decoder import Decoder
     from .norms import LayerNorm, RMSNorm
     from .schedule import GateSchedule, gate_at, lr_at
     from .taper import Taper, attach
-    from .trainer_callback import TaperCallback
 
 _HOME = {
-    "Decoder": "models.llama",
+    "Decoder": "models.decoder",
     "FoldReport": "folding",
     "GateSchedule": "schedule",
     "LayerNorm": "norms",
     "RMSNorm": "norms",
     "Taper": "taper",
-    "TaperCallback": "trainer_callback",
+    "TaperCallback": "interop.hf_trainer",
     "attach": "taper",
     "fold": "folding",
     "gate_at": "schedule",

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from .buffers import WideBuffers
-from .errors import UserError
-from .ranks import sum_over_ranks
+from .util.distributed import sum_over_ranks
+from .util.errors import UserError
+from .util.wide_buffers import WideBuffers
 
 
 class RunningMean(WideBuffers):

@@ -18,16 +18,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import modelcard
-from .arch import logits_of
-from .errors import UserError
-from .files import remove_partials, sync_folder, unwritable, write_text
+from .architectures import logits_of
+from .checkpoints import model_card as modelcard
+from .checkpoints import store
+from .checkpoints.pretrained import load_pretrained
+from .checkpoints.self_check import (
+    CARD,
+    FILE,
+    NEW_CARD,
+    FormFailed,
+    SelfCheck,
+    typical_tokens,
+)
+from .checkpoints.stock_form import disarmed, refuse_dtype
+from .checkpoints.tokenizer_files import TOKENIZER_FILES
 from .folding import fold, is_folded
-from .models import store
-from .pretrained import load_pretrained
-from .selfcheck import CARD, FILE, NEW_CARD, FormFailed, SelfCheck, typical_tokens
-from .stock import disarmed, refuse_dtype
-from .tokenizerfiles import TOKENIZER_FILES
+from .util.atomic_files import (
+    remove_partials,
+    sync_folder,
+    unwritable,
+    write_text,
+)
+from .util.errors import UserError
 
 Form = Literal["stock", "normfree"]
 FORMS: tuple[Form, ...] = ("stock", "normfree")

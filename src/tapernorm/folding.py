@@ -11,15 +11,34 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .arch import Architecture, architecture_of, context_of, has_tied_head, logits_of, untie, vocabulary_of
-from .attachable import require_apart, require_own_weights
-from .audit import require_foldable
-from .errors import UserError
-from .linearmaps import loaded, make_plain, replace, weight64
-from .norms import FixedScale, Form, LinearForm, TaperNorm, kind_of, norm_scale
-from .rng import generator
-from .saving import guard_saving
+from .architectures import (
+    Architecture,
+    architecture_of,
+    context_of,
+    has_tied_head,
+    logits_of,
+    untie,
+    vocabulary_of,
+)
+from .attach_checks import require_apart, require_own_weights
+from .checkpoints.save_guard import guard_saving
+from .fold_check import require_foldable
+from .linear_maps import (
+    make_plain,
+    replace,
+    weight64,
+)
+from .norms import (
+    FixedScale,
+    Form,
+    LinearForm,
+    TaperNorm,
+    kind_of,
+    norm_scale,
+)
 from .taper import forget_taper
+from .util.errors import UserError
+from .util.rng import generator
 
 M = TypeVar("M", bound=nn.Module)
 MEAN_TO_SIGMA = 100.0  # a hundred units of float32 rounding: 1e-5, what a fold in float32 is good for
@@ -127,7 +146,7 @@ def is_folded(model: nn.Module) -> bool:
 
 def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, nn.Module]:
     sites = {name: model.get_submodule(name) for name in arch.norms(model)}
-    norms = {name: norm for name, norm in sites.items() if isinstance(norm, TaperNorm) or _is_fake(norm)}
+    norms = {name: norm for name, norm in sites.items() if hasattr(norm, "linear_form")}
     if not norms:
         if is_folded(model):
             raise UserError("this model is folded already: fold the tapered model that it came from")
@@ -136,10 +155,6 @@ def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, nn.Module
         if isinstance(norm, TaperNorm):
             _require_linear(name, norm)
     return norms
-
-
-def _is_fake(norm: nn.Module) -> bool:
-    return type(norm) is loaded("tapernorm.fakenorms", "FakeLayerNorm")
 
 
 def _require_linear(name: str, norm: TaperNorm) -> None:

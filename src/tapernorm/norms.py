@@ -15,10 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import LayerNorm, RMSNorm
 
-from .buffers import WideBuffers
 from .calibrate import RunningMean, least_squares_c
-from .errors import UserError
-from .tokenmask import TokenMask, in_backward, number_of, sum_over
+from .token_mask import (
+    TokenMask,
+    in_backward,
+    number_of,
+    sum_over,
+)
+from .util.errors import UserError
+from .util.wide_buffers import WideBuffers
 
 __all__ = [
     "KINDS",

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .arch import architecture_of, logits_of
-from .errors import UserError
+from .architectures import architecture_of, logits_of
 from .norms import is_norm, norm_scale
-from .rowscore import evaluating
+from .util.errors import UserError
+from .util.module_modes import evaluating
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 WORST = 5  # tokens that are named, of each norm

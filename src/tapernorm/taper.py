@@ -17,16 +17,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .anchor import ScaleLoss, ScaleProbe, ScaleTarget, fixed_target_loss
-from .arch import architecture_of, kept_norms, select_norms
-from .attachable import require_attachable, require_options, unchanged_on_error
+from .architectures import architecture_of, kept_norms, select_norms
+from .attach_checks import require_attachable, require_options, unchanged_on_error
 from .calibrate import require_training, update_means
-from .driver import DRIVER, install, require_free, uninstall
-from .errors import UserError
-from .levels import Levels
-from .norms import Form, Gate, TaperNorm, require_taperable, taper, untaper
+from .level_loss import Levels
+from .norms import (
+    Form,
+    Gate,
+    TaperNorm,
+    require_taperable,
+    taper,
+    untaper,
+)
+from .scale_loss import (
+    ScaleLoss,
+    ScaleProbe,
+    ScaleTarget,
+    fixed_target_loss,
+)
 from .schedule import GateSchedule, gate_at, whole_number
-from .tokenmask import TokenMask, number_of, sum_over
+from .token_mask import TokenMask, number_of, sum_over
+from .util.errors import UserError
+from .util.norm_driver import DRIVER, install, require_free, uninstall
 
 
 def attach(

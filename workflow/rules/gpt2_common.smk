@@ -1,5 +1,5 @@
 # Names of the GPT-2 track, and what its rules ask for.
-from tapernorm.gpt2_settings import METHODS, TEXTS
+from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 
 GPT2 = f"{RESULTS}/gpt2"
 BLOCKS = f"{GPT2}/blocks/{{text}}"

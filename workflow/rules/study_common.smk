@@ -1,5 +1,5 @@
 # What the study's rules share: its stages, where each of their runs lies, what is made of a stage.
-from tapernorm.study_cells import has_rivals, homes, stage_job
+from tapernorm_lab.config.study_runs import has_rivals, homes, stage_job
 
 STAGES = [stage.name for stage in RUN.study or ()]
 DRAWN = [stage.name for stage in RUN.study or () if stage.figure]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..errors import UserError
+from ..util.errors import UserError
 
 if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM

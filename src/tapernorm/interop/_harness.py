@@ -12,8 +12,8 @@ from lm_eval.models.huggingface import HFLM
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from ..arch import architecture_of, has_tied_head
-from ..errors import UserError
+from ..architectures import architecture_of, has_tied_head
+from ..util.errors import UserError
 
 
 def harness(

@@ -21,11 +21,11 @@ from transformer_lens.model_bridge import ArchitectureAdapter, TransformerBridge
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.sources import build_bridge_from_module, detect_tokenizer_bos_eos
 
-from ..arch import architecture_of, logits_of
-from ..errors import UserError
-from ..models.llama import Decoder
+from ..architectures import architecture_of, logits_of
+from ..checkpoints.self_check import typical_tokens
+from ..models.decoder import Decoder
 from ..norms import KINDS, FixedScale, kind_of
-from ..selfcheck import typical_tokens
+from ..util.errors import UserError
 from ._llama import as_llama
 
 _GONE = (nn.Identity, FixedScale)

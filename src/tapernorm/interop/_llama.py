@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ..models.llama import Decoder, RotaryTable
+from ..models.decoder import Decoder, RotaryTable
 
 
 class _Angles(nn.Module):

@@ -1,0 +1,126 @@
+"""What a model must be for its norms to be changed: each function refuses at once, before anything has changed."""
+
+import math
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from numbers import Real
+
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from .architectures import architecture_of
+from .linear_maps import is_linear
+from .schedule import GateSchedule
+from .util.errors import UserError
+
+_CONTAINERS = (dict, set)  # where a module keeps parameters, buffers, submodules and hooks
+
+
+def require_attachable(model: nn.Module, names: Sequence[str]) -> None:
+    """Raise UserError where the norms `names` of `model` cannot be replaced by maps that fold later on.
+
+    Warns of the linear maps behind them that `fold(model)` does not take and `fold(model, fused=False)` does.
+    """
+    _require_storage(model)
+    arch = architecture_of(model)
+    consumers = list(dict.fromkeys(consumer for name in names for consumer in arch.consumers(name)))
+    require_apart(model, names)
+    require_own_weights(model, [*names, *consumers])
+    places = _places(model)
+    unfit = [told for name in consumers if (told := _why_unfit(name, model.get_submodule(name), places))]
+    if unfit:
+        more = f" (and {len(unfit) - 1} more)" if len(unfit) > 1 else ""
+        warnings.warn(
+            f"{unfit[0]}{more}: as it stands, fold(model) will refuse it; fold(model, fused=False) takes it",
+            stacklevel=4,
+        )
+
+
+def require_apart(model: nn.Module, names: Iterable[str]) -> None:
+    """Raise UserError where one of the norms `names` stands at another place of `model` too."""
+    places = _places(model)
+    for name in names:
+        if len(found := places[id(model.get_submodule(name))]) > 1:
+            raise UserError(
+                f"{' and '.join(found)} are one module, and a norm needs a constant at each place: give each place "
+                "its own module (copy.deepcopy)"
+            )
+
+
+def _why_unfit(name: str, layer: nn.Module, places: dict[int, list[str]]) -> str | None:
+    """Why no norm can be folded into the linear map called `name`, such as a quantised one; None: it can."""
+    if not is_linear(layer):
+        return f"{name} is a {type(layer).__name__}, not an nn.Linear or Conv1D"
+    others = [other for other in places[id(layer)] if other != name]
+    return f"{name} is the same module as {' and '.join(others)}" if others else None
+
+
+def require_own_weights(model: nn.Module, names: Collection[str]) -> None:
+    """Raise UserError where weight or bias of a module `names` is made anew for each pass.
+
+    A parametrization makes it, or a forward pre-hook: pruning, weight_norm, spectral_norm. One that a pre-hook makes is
+    refused in every module of `model`, because such a model cannot be copied.
+    """
+    for name, module in chain(((name, model.get_submodule(name)) for name in names), model.named_modules()):
+        for part in ("weight", "bias"):
+            hooked = isinstance(module.__dict__.get(part), Tensor)
+            if hooked or (name in names and is_parametrized(module, part)):
+                raise UserError(
+                    f"{name}.{part} is no parameter: a {'forward pre-hook' if hooked else 'parametrization'} makes it "
+                    "anew for each pass (pruning, weight_norm, spectral_norm), so that no norm can be folded into it. "
+                    "Make it permanent first: torch.nn.utils.prune.remove, remove_weight_norm, remove_spectral_norm "
+                    "or parametrize.remove_parametrizations"
+                )
+
+
+def require_options(*, schedule: object, ema_rate: float, **weights: float) -> None:
+    """Raise UserError where an argument of `attach` is out of range; `weights` are those of losses, by their names."""
+    if not isinstance(schedule, GateSchedule | None):
+        raise UserError(f"schedule must be a GateSchedule(start, end), got {schedule!r}")
+    if not (_is_number(ema_rate) and 0 < ema_rate <= 1):
+        raise UserError(f"ema_rate must lie in (0, 1], got {ema_rate!r}: the share of a step in the running means")
+    for name, value in weights.items():
+        if not (_is_number(value) and math.isfinite(value) and value >= 0):
+            raise UserError(f"{name} must be a finite number >= 0, got {value!r}: 0 leaves that loss out")
+
+
+@contextmanager
+def unchanged_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Bring classes and members of `modules` back to what they were where anything inside raises."""
+    before = [(m, m.__class__, dict(m.__dict__), _contents(m)) for m in dict.fromkeys(modules)]
+    try:
+        yield
+    except BaseException:
+        for module, kind, members, contents in before:
+            module.__class__ = kind
+            module.__dict__.clear()
+            module.__dict__.update(members)
+            for name, content in contents.items():
+                container = members[name]  # the very object: handles of hooks refer to it
+                container.clear()
+                container.update(content)
+        raise
+
+
+def _require_storage(model: nn.Module) -> None:
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise UserError(f"{name} lies on the meta device and has no values: load the weights, then attach")
+
+
+def _places(model: nn.Module) -> dict[int, list[str]]:
+    """id of a module -> all of its names."""
+    found: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(id(module), []).append(name)
+    return found
+
+
+def _contents(module: nn.Module) -> dict[str, dict | set]:
+    return {name: value.copy() for name, value in module.__dict__.items() if isinstance(value, _CONTAINERS)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -1,0 +1,268 @@
+"""A finished model on disk: model.safetensors and config.json in one folder.
+
+generation_config.json lies beside them where a model of transformers has one that its config does not imply.
+"""
+
+from dataclasses import asdict
+from inspect import get_annotations
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from tapernorm.models.decoder_config import DecoderConfig
+
+from ..architectures import (
+    ARCHITECTURES,
+    Architecture,
+    architecture_of,
+    has_tied_head,
+)
+from ..linear_maps import give_bias
+from ..models.decoder import Decoder
+from ..norms import FixedScale, LayerNorm, TaperNorm
+from ..taper import attach, taper_of
+from ..util.atomic_files import (
+    read_json,
+    whole_file,
+    write_json,
+    write_text,
+)
+from ..util.errors import UserError
+from .replacements import restorer, word_of
+from .save_guard import UNREADABLE, guard_saving
+
+M = TypeVar("M", bound=nn.Module)
+FORMAT = 3
+MODEL_FILES = ("config.json", "model.safetensors")
+GENERATION = "generation_config.json"
+TAPERED, FIXED, ABSENT = "tapered", "fixed_scale", "absent"  # what may stand in a norm's place; others register theirs
+_OF_THE_FILE = {"_name_or_path", "architectures", "dtype", "model_type", "torch_dtype", "transformers_version"}
+
+
+def save(model: nn.Module, folder: Path) -> None:
+    """Write weights and config of a model: plain, tapered, folded, or with replacements of norms.
+
+    A tied head is stored once.
+
+    config.json names every norm that is not the plain one, and what stands in its place. The gate is not stored:
+    a saved taper is loaded at g = 0.
+
+    Raises:
+        UserError: unknown architecture, or a config that says of the head what is not so.
+    """
+    arch = architecture_of(model)
+    state = {k: v.contiguous() for k, v in model.state_dict().items()}
+    if has_tied_head(model) != (tied := getattr(model.config, arch.tied)):
+        raise UserError(f"{arch.tied} is {tied} in the model's config and its {arch.head} is not so: set one right")
+    if tied:
+        del state[f"{arch.head}.weight"]
+    with whole_file(folder / "model.safetensors") as temporary:
+        temporary.write_bytes(to_bytes(state, metadata={"format": "pt"}))
+    _save_generation(model, folder)
+    config = {"format": FORMAT, "architecture": type(model).__name__, "config": _config_of(model, arch)}
+    config |= {"norms": _changed_norms(model, arch)} | (UNREADABLE if arch.hugging_face else {})
+    if more := _more_of(model, arch, config["config"]):
+        config["more"] = more
+    if (word := word_of(model.get_submodule(_embedding_of(model)))) is not None:
+        config["embedding"] = word
+    write_json(folder / "config.json", config)
+
+
+def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
+    """The model saved in `folder`, in float32 and eval mode; a tapered one at g = 0.
+
+    Args:
+        kind: the class that the caller can use.
+
+    Raises:
+        UserError: a file is missing or damaged, was written in another format, or holds a model of another class.
+    """
+    folder = Path(folder)
+    for name in MODEL_FILES:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} holds no {name}: give the folder of a finished run")
+    source = f"{folder}/config.json"
+    config = read_json(folder / "config.json")
+    if config.get("format") != FORMAT:
+        raise UserError(f"{source} has format {config.get('format')!r}; this version reads {FORMAT}")
+    needed = {"architecture": str, "config": dict, "norms": dict}
+    if missing := sorted(key for key, kind in needed.items() if not isinstance(config.get(key), kind)):
+        raise UserError(f"{source} lacks {', '.join(missing)}: it is damaged, run the job that wrote it again")
+    state = _read_weights(folder / "model.safetensors")
+    model = _build(config["architecture"], config["config"], config.get("more", {}), source)
+    if not isinstance(model, kind):
+        raise UserError(f"{folder} holds a {type(model).__name__}, and a {kind.__name__} is needed here")
+    _change_norms(model, config["norms"], state, source)
+    if (word := config.get("embedding")) is not None:
+        restorer(word, source)(model, [_embedding_of(model)], state)
+    _load_weights(model, state, folder / "model.safetensors")
+    _load_generation(model, folder / GENERATION)
+    if config["norms"]:
+        guard_saving(model)
+    if any(map(_is_tapered, config["norms"].values())):
+        taper_of(model).set_gate(0.0)
+    return model.eval()
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether config.json there is one of this module's, of any format; a damaged one is not, nor transformers' own."""
+    try:
+        return "format" in read_json(folder / "config.json")
+    except (OSError, UserError):
+        return False
+
+
+def _config_of(model: nn.Module, arch: Architecture) -> dict[str, Any]:
+    config: Any = model.config
+    if arch.hugging_face:
+        return {field: getattr(config, field) for field in _own_fields(type(config))}
+    return asdict(config)
+
+
+def _own_fields(config_class: type) -> list[str]:
+    """What a config of transformers says of its own architecture; the rest is about tasks and files."""
+    return list(get_annotations(config_class))
+
+
+def _more_of(model: nn.Module, arch: Architecture, own: dict[str, Any]) -> dict[str, Any]:
+    """What a config of transformers says beyond `own`, its defaults and the file that it came from."""
+    if not arch.hugging_face:
+        return {}
+    config: Any = model.config
+    usual = type(config)(**own).to_dict()
+    said = config.to_dict()
+    return {k: v for k, v in said.items() if k not in (own.keys() | _OF_THE_FILE) and v != usual.get(k)}
+
+
+def _save_generation(model: nn.Module, folder: Path) -> None:
+    known: Any = getattr(model, "generation_config", None)
+    if known is None or known == type(known).from_model_config(model.config):
+        (folder / GENERATION).unlink(missing_ok=True)  # that of an earlier model
+    else:
+        write_text(folder / GENERATION, known.to_json_string(use_diff=True, keys_to_pop=["compile_config"]))
+
+
+def _load_generation(model: nn.Module, path: Path) -> None:
+    library: Any = model
+    if not path.is_file():
+        return
+    try:
+        library.generation_config = type(library.generation_config).from_pretrained(path.parent)
+    except (OSError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} is damaged ({' '.join(str(error).split())}): run the job that wrote it again"
+        ) from None
+
+
+def _build(name: str, config: dict[str, Any], more: dict[str, Any], source: str) -> nn.Module:
+    """A model of that class and config, its weights yet to be loaded.
+
+    Raises:
+        UserError: unknown class, or a setting that is unknown, missing or impossible.
+    """
+    if name not in ARCHITECTURES:
+        raise UserError(f"{source} has the architecture {name!r}; known: {', '.join(sorted(ARCHITECTURES))}")
+    if not ARCHITECTURES[name].hugging_face:
+        return Decoder(DecoderConfig.read(config, source))
+    return _build_hugging_face(name, config, more, source)
+
+
+def _build_hugging_face(name: str, config: dict[str, Any], more: dict[str, Any], source: str) -> nn.Module:
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    made: Any = getattr(transformers, name)
+    expected = set(_own_fields(made.config_class))
+    if different := sorted(expected ^ config.keys()):
+        raise UserError(
+            f"{source} does not fit {made.config_class.__name__}: unknown or missing {', '.join(different)}"
+        )
+    try:
+        settings = made.config_class(**config, **more)
+    except StrictDataclassError as error:
+        raise UserError(
+            f"{source} is damaged ({' '.join(str(error).split())}): run the job that wrote it again"
+        ) from None
+    return blank(made, settings)
+
+
+def blank(kind: type[M], config: Any) -> M:
+    """A model of a class of transformers, its weights tied but yet to be set; draws no random number."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model: Any = kind(config)
+    model.tie_weights()
+    return model
+
+
+def _changed_norms(model: nn.Module, arch: Architecture) -> dict[str, str]:
+    """Norm -> what stands in its place, for every norm that is not plain."""
+    norms = {name: model.get_submodule(name) for name in arch.norms(model)}
+    words = {name: word_of(norm) or _own_word(norm) for name, norm in norms.items()}
+    return {name: word for name, word in words.items() if word is not None}
+
+
+def _own_word(norm: nn.Module) -> str | None:
+    kinds = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT}
+    return next((word for kind, word in kinds.items() if isinstance(norm, kind)), None)
+
+
+def _is_tapered(word: str) -> bool:
+    """Whether the word is of a tapered norm; a variety of one that others register is called `tapered_...`."""
+    return word.partition("_")[0] == TAPERED
+
+
+def _embedding_of(model: nn.Module) -> str:
+    """Name of the token embedding."""
+    return next(name for name, module in model.named_modules() if isinstance(module, nn.Embedding))
+
+
+def _change_norms(model: nn.Module, norms: dict[str, str], state: dict[str, Tensor], source: str) -> None:
+    """Bring the norms of a fresh model into the saved form."""
+    arch = architecture_of(model)
+    known = arch.norms(model)
+    for name, word in norms.items():
+        if name not in known or not isinstance(word, str):
+            raise UserError(f"{source} has {name!r} as {word!r}: it is damaged, run the job that wrote it again")
+    own = (TAPERED, FIXED, ABSENT)
+    restorers = {word: restorer(word, source) for word in sorted(set(norms.values())) if word not in own}
+    tapered = [name for name, word in norms.items() if _is_tapered(word)]
+    if tapered:
+        attach(model, final=arch.final in tapered, sites=[name for name in tapered if name != arch.final])
+    for word, restore in restorers.items():
+        restore(model, [name for name, its_word in norms.items() if its_word == word], state)
+    for name, word in norms.items():
+        norm = model.get_submodule(name)
+        bias = getattr(norm, "bias", None) is not None
+        if word == FIXED:
+            width = len(norm.get_parameter("weight"))
+            model.set_submodule(name, FixedScale(width, centre=isinstance(norm, LayerNorm), bias=bias))
+        elif word == ABSENT:
+            model.set_submodule(name, nn.Identity())
+            for consumer in arch.consumers(name) if bias else ():  # the norm's bias went into the maps behind it
+                give_bias(model.get_submodule(consumer))
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}): run the job that wrote it again") from None
+
+
+def _load_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    expected = model.state_dict()
+    if has_tied_head(model):
+        del expected[f"{architecture_of(model).head}.weight"]
+    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    misshapen = [k for k in sorted(expected.keys() & state.keys()) if state[k].shape != expected[k].shape]
+    if missing or unexpected or misshapen:
+        raise UserError(
+            f"{path} does not fit config.json: missing {missing}, unexpected {unexpected}, of another shape {misshapen}"
+        )
+    model.load_state_dict(state, strict=False)

@@ -1,0 +1,68 @@
+"""Beyond the paper: a loss that levels token scales at every tapered norm, so that one constant can stand for them.
+
+Trained models hold massive activations at the first position and at delimiters: tokens whose scale is many times that
+of the others, which a norm divides away and c cannot. While the norms still work, the cross-entropy hardly sees such
+scales, so that this loss takes them down early, before the gate falls:
+
+    level weight * sum over tapered norms of E_{b,t} (log s - log level)^2
+
+The level is the geometric mean of s over the forward pass, without a gradient, until c is calibrated, and 1 / c from
+then on: up to there the size of a micro-batch defines the numbers, as that of a batch does. c itself is 1 / level, from
+running means of log s over whole batches. Least squares weighs a token by its energy, so that one token of 175
+times the scale in a row of 256 decides c; it moves the mean of log s by 2 %. N norms, B rows, T tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .calibrate import RunningMean
+from .norms import TaperNorm
+from .scale_loss import ScaleProbe
+from .token_mask import mean_over, number_of, sum_over
+from .util.errors import UserError
+
+
+class Levels(nn.Module):
+    """The running means of log s at each of `norms`, (N,), and the loss; it lives in the model, and moves with it."""
+
+    def __init__(self, norms: Sequence[TaperNorm], rate: float) -> None:
+        super().__init__()
+        for norm in norms:
+            ScaleProbe.on(norm)
+        weight = norms[0].weight
+        self.running = RunningMean(len(norms), rate, dtype=weight.dtype, device=weight.device)
+
+    def loss(self, norms: Sequence[TaperNorm], *, calibrated: bool, observing: bool) -> Tensor:
+        """sum over norms of E (log s - log level)^2 of the last forward pass, a scalar.
+
+        Args:
+            observing: add the batch to the running means.
+        """
+        logs = [ScaleProbe.on(norm).scale(norm).log() for norm in norms]  # of (B, T, 1) each
+        counted = [norm.counted(log) for norm, log in zip(norms, logs, strict=True)]
+        own = [(log.detach(), tokens) for log, tokens in zip(logs, counted, strict=True)]
+        if observing:
+            self.running.add(torch.stack([sum_over(*part) for part in own]), number_of(*own[0]))
+        levels = [-norm.c.mean().log() for norm in norms] if calibrated else [mean_over(*part) for part in own]
+        return torch.stack(list(map(level_loss, logs, levels, counted))).sum()
+
+    def constants(self) -> Tensor:
+        """c = 1 / level of each norm, (N,).
+
+        Raises:
+            UserError: nothing was observed, or it was not finite.
+        """
+        c = (-self.running.value()).exp()
+        if not bool(c.isfinite().all()):
+            raise UserError(
+                "cannot calibrate from the levels of the scales: call Taper.anchor_loss() after each forward pass "
+                "inside Taper.observe(), or attach without level_weight"
+            )
+        return c
+
+
+def level_loss(logs: Tensor, level: Tensor, counted: Tensor | None = None) -> Tensor:
+    """E_{b,t} (log s - log level)^2 of logs of scales (B, T, 1) and of their level (), over the tokens that count."""
+    return mean_over((logs - level).square(), counted)

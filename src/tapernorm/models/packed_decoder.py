@@ -1,0 +1,188 @@
+"""A decoder packed for incremental decoding: q,k,v in one matrix, gate,up in another, and no module that does nothing.
+
+B batch, T time, D d_model, H heads, K key-value heads, E head size, S cache capacity, V vocabulary.
+
+Packing changes no number beyond the order of sums; checkpoints keep the Hugging Face names.
+"""
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .decoder import Block, Decoder, RotaryTable
+from .kv_cache import KVCache
+
+_ONEDNN = torch.ops.mkldnn  # what torch.compile's own frozen linear maps call
+_BLOCKED_BYTES = 1 << 20  # below, a weight stays in the cache and oneDNN's call costs more than its layout saves
+Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
+
+
+class PackedBlock(nn.Module):
+    """One block over a cache."""
+
+    def __init__(self, block: Block, n_head: int, n_kv_head: int) -> None:
+        super().__init__()
+        self.n_head, self.n_kv_head = n_head, n_kv_head
+        self.grouped = n_head != n_kv_head
+        attention, mlp = block.self_attn, block.mlp
+        self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = PackedLinear(attention.o_proj)
+        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
+        self.down = PackedLinear(mlp.down_proj)
+        self.attention_norm = _working(block.input_layernorm)
+        self.mlp_norm = _working(block.post_attention_layernorm)
+
+    def forward(
+        self,
+        h: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cached: tuple[Tensor, Tensor] | None,
+        position: Position,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """h (B, T, D) -> (B, T, D); writes the T new keys and values at `position` of the cache, if there is one."""
+        x = h if self.attention_norm is None else self.attention_norm(h)
+        q, keys, values = self._heads(self.qkv(x), cos, sin)
+        if cached is not None:
+            keys, values = _write(cached[0], keys, position), _write(cached[1], values, position)
+        causal = mask is None and q.shape[2] > 1
+        y = F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=self.grouped
+        )  # (B, H, T, E)
+        h = h + self.out(y.transpose(1, 2).flatten(2))
+        x = h if self.mlp_norm is None else self.mlp_norm(h)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return h + self.down(F.silu(gate) * up)
+
+    def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, (H + 2 K) E) -> rotated q (B, H, T, E) and k (B, K, T, E), and v (B, K, T, E)."""
+        heads = x.unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1)).transpose(1, 2)
+        qk, v = heads.split((self.n_head + self.n_kv_head, self.n_kv_head), dim=1)
+        left, right = qk.chunk(2, dim=-1)
+        qk = torch.addcmul(qk * cos, torch.cat((right, left), dim=-1), sin)
+        q, k = qk.split((self.n_head, self.n_kv_head), dim=1)
+        return q, k, v
+
+
+class PackedDecoder(nn.Module):
+    """Incremental form of a `Decoder`, tapered at any gate or folded. Weights that need no packing are shared."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        config = model.config
+        self.config = config
+        self.embed = model.model.embed_tokens
+        blocks = [block for block in model.model.layers if isinstance(block, Block)]
+        self.blocks = nn.ModuleList(PackedBlock(block, config.n_head, config.n_kv_head) for block in blocks)
+        self.norm = _working(model.model.norm)
+        self.head = PackedLinear(model.lm_head)
+        self.rotary: RotaryTable = blocks[0].self_attn.rotary
+
+    def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
+        """Logits (B, V) after the last of `tokens` (B, T), which stand at `position` ... of the cache.
+
+        A tensor position attends over the whole cache under a mask, so that one graph serves every step; an int
+        attends over what is filled. Without a cache the tokens are all there is.
+
+        Raises:
+            ValueError: the tokens pass the end of the cache (without one, of the context), or are no row per sequence.
+        """
+        self._require_room(tokens, cache, position)
+        h = self.embed(tokens)  # (B, T, D)
+        cos, sin, mask = self._geometry(tokens, cache, position, h.dtype)
+        for index, block in enumerate(self.blocks):
+            cached = None if cache is None else (cache.keys[index], cache.values[index])
+            h = block(h, cos, sin, cached, position, mask)
+        h = h[:, -1]
+        return self.head(h if self.norm is None else self.norm(h))
+
+    def _require_room(self, tokens: Tensor, cache: KVCache | None, position: Position) -> None:
+        rows, length = tokens.shape
+        room = self.config.context if cache is None else cache.capacity
+        if isinstance(position, int) and position + length > room:  # a tensor stays unread; writing there checks it
+            raise ValueError(f"{length} tokens at position {position} exceed the {room} that there is room for")
+        if cache is not None and rows != len(cache.keys[0]):
+            raise ValueError(f"{rows} rows of tokens do not fit a cache of {len(cache.keys[0])} sequences")
+
+    def _geometry(
+        self, tokens: Tensor, cache: KVCache | None, position: Position, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """cos and sin, (T, E) or where pads shift the rows (B, 1, T, E), and the mask, None where causality says it."""
+        length = tokens.shape[1]
+        pads = None if cache is None else cache.pads
+        if pads is None and isinstance(position, int) and (position == 0 or length == 1):
+            here = slice(position, position + length)
+            return self.rotary.cos[here].to(dtype), self.rotary.sin[here].to(dtype), None
+        assert cache is not None
+        columns = position + torch.arange(length, device=tokens.device)  # (T,)
+        shifted = columns if pads is None else (columns - pads[:, None]).clamp_min(0)[:, None]  # (T,) or (B, 1, T)
+        mask = self._mask(columns, cache, position)
+        return self.rotary.cos[shifted].to(dtype), self.rotary.sin[shifted].to(dtype), mask
+
+    def _mask(self, columns: Tensor, cache: KVCache, position: Position) -> Tensor:
+        """Which cache columns each token sees, (B or 1, 1, T, S).
+
+        A pad token sees itself, so that its softmax has something to divide by.
+        """
+        seen = cache.capacity if isinstance(position, Tensor) else position + len(columns)
+        slots = torch.arange(seen, device=columns.device)
+        visible = (slots <= columns[:, None])[None]  # (1, T, S)
+        if cache.pads is not None:
+            visible = visible & (slots >= cache.pads[:, None, None]) | (slots == columns[:, None])
+        return visible[:, None]
+
+
+class PackedLinear(nn.Module):
+    """The linear maps `layers` of one input as a single one, their outputs one after the other; weights are frozen.
+
+    In float32 on a CPU a second copy of a weight beyond the cache lies in oneDNN's blocked layout, which its kernels
+    read at nearly twice the speed of the plain one. torch.compile lays out the plain weight as it likes.
+    """
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        super().__init__()
+        self.weight = _frozen([layer.weight for layer in layers])  # (out, in)
+        biases = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+        self.bias = _frozen(biases) if any(layer.bias is not None for layer in layers) else None
+        self._blocked = self._in_blocks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._blocked is None or torch.compiler.is_compiling():
+            return F.linear(x, self.weight, self.bias)
+        return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
+
+    def _in_blocks(self) -> Tensor | None:
+        on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        if not on_cpu or self.weight.dtype is not torch.float32 or self.weight.nbytes < _BLOCKED_BYTES:
+            return None
+        return _ONEDNN._reorder_linear_weight(self.weight)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._blocked = None
+        super()._apply(fn, recurse)
+        self._blocked = self._in_blocks()
+        return self
+
+
+def _frozen(parts: list[Tensor]) -> nn.Parameter:
+    """`parts` one after the other; a single one is shared, not copied."""
+    whole = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])
+    return nn.Parameter(whole, requires_grad=False)
+
+
+def _working(norm: nn.Module) -> nn.Module | None:
+    return None if isinstance(norm, nn.Identity) else norm
+
+
+def _write(cached: Tensor, new: Tensor, position: Position) -> Tensor:
+    """Put `new` (B, K, T, E) at `position`; what the tokens may look at: the filled part, or all under a mask."""
+    length = new.shape[2]
+    if isinstance(position, Tensor):
+        cached.index_copy_(2, position + torch.arange(length, device=new.device), new)
+        return cached
+    cached[:, :, position : position + length] = new
+    return cached[:, :, : position + length]

@@ -1,0 +1,88 @@
+"""`tapernorm VERB`: the command line, its exit codes and its one line per error."""
+
+import argparse
+import errno
+import sys
+from collections.abc import Sequence
+
+from tapernorm import __version__
+from tapernorm.util.atomic_files import REASONS
+from tapernorm.util.errors import UserError, settings_named
+
+from ..training.stop_signals import Stopped, stoppable
+from . import (
+    data,
+    models,
+    oddities,
+    outcomes,
+    publishing,
+    report,
+    robustness,
+    study,
+    training,
+)
+from . import (
+    own_model as recipes,
+)
+from .arguments import Verbs
+
+_REASONS = REASONS | {errno.ENOENT: "name one that is there"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns its exit code.
+
+    0: done. 2: one line says what the user can mend. 3: done, but for a form of an export that the model does not have.
+    128 + signal: stopped.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    for word in words:
+        if not _is_text(word):
+            print(f"tapernorm: the argument {word!a} is not UTF-8: rename the file, or give text", file=sys.stderr)
+            return 2
+    arguments = _parser().parse_args(words, argparse.Namespace(words=words))
+    try:
+        with stoppable(), settings_named(getattr(arguments, "option_names", {})):
+            return arguments.verb(arguments) or 0
+    except UserError as error:
+        print(f"tapernorm: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in _REASONS:
+            raise
+        print(f"tapernorm: {error} ({_REASONS[error.errno]})", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tapernorm"):
+            raise
+        print(f"tapernorm: this needs {error.name}: pip install 'tapernorm[workflow]'", file=sys.stderr)
+        return 2
+    except Stopped as stop:
+        print(f"tapernorm: {stop}", file=sys.stderr)
+        return stop.exit_code
+
+
+def _is_text(word: str) -> bool:
+    """Whether an argument is text, which bytes that are no UTF-8 are not."""
+    try:
+        word.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tapernorm",
+        description="Gated removal of normalization from pre-norm Transformers (arXiv 2602.10408). "
+        "Each verb is one step of the pipeline; `snakemake` runs them all.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = Verbs(parser)
+    for stage in (data, training, models, recipes, outcomes, report, robustness, study, oddities, publishing):
+        stage.add(verbs)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The job that options choose among those of a config: a choice that the config does not have is refused."""
+
+from collections.abc import Collection
+
+from tapernorm.util.errors import UserError
+
+from .gpt2 import Method
+from .jobs import FinetuneJob, PretrainJob
+from .odd_inputs import RobustnessJob
+from .run import Config
+from .sections import Variant
+from .study import ArmJob
+
+
+def pretrain_job(config: Config, variant: Variant, d_model: int, seed: int) -> PretrainJob:
+    """The job of `tapernorm pretrain --variant --width --seed`."""
+    _require("variant", variant, config.width(d_model).variants, f"width {d_model}")
+    _require_seed(seed, config.seeds, "this config", "seeds")
+    return config.pretrain_job(variant, d_model, seed)
+
+
+def arm_job(config: Config, stage: str, arm: str, seed: int) -> ArmJob:
+    """The job of `tapernorm arm --stage --arm --seed`."""
+    chosen = config.stage(stage)
+    found = chosen.arm(arm)
+    _require_seed(seed, chosen.seeds, f"stage {stage}")
+    return config.arm_job(chosen, found, seed)
+
+
+def finetune_job(config: Config, method: Method, size: str, seed: int) -> FinetuneJob:
+    """The job of `tapernorm finetune --method --size --seed`."""
+    job = config.finetune_job(method, size, seed)  # refuses a config without such a size
+    assert config.gpt2 is not None
+    _require("method", method, config.gpt2.methods, "the GPT-2 track")
+    _require_seed(seed, config.gpt2.seeds, "the GPT-2 track", "gpt2.seeds")
+    return job
+
+
+def robustness_job(config: Config, d_model: int, seed: int) -> RobustnessJob:
+    """The job of `tapernorm robustness --width --seed`."""
+    config.width(d_model)
+    if config.robustness is not None:
+        _require("width", d_model, dict(config.robustness_cells()), "what is tried on odd inputs: a Baseline is needed")
+        _require_seed(seed, config.seeds, "this config", "seeds")
+    return config.robustness_job(d_model, seed)
+
+
+def stage_robustness_job(config: Config, stage: str, seed: int) -> RobustnessJob:
+    """The job of `tapernorm robustness --stage --seed`."""
+    _require_seed(seed, config.stage(stage).seeds, f"stage {stage}")
+    return config.stage_robustness_job(stage, seed)
+
+
+def _require(option: str, given: object, known: Collection[object], where: str) -> None:
+    if given not in known:
+        raise UserError(f"--{option} {given} is not among those of {where}: {', '.join(map(str, known)) or 'none'}")
+
+
+def _require_seed(seed: int, known: Collection[int], where: str, key: str | None = None) -> None:
+    remedy = f"; another one is --set '{key}=[{seed}]'" if key else ""
+    if seed not in known:
+        raise UserError(f"--seed {seed} is not among those of {where}: {', '.join(map(str, known))}{remedy}")

@@ -1,0 +1,466 @@
+"""The one description of a run, that config/*.yaml and the JSON schema both follow."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pydantic import BaseModel, field_validator, model_validator
+
+from tapernorm.models.decoder_config import DecoderConfig
+from tapernorm.util.errors import UserError
+
+from .gpt2 import (
+    MADE_HERE,
+    ORIGINAL,
+    Gpt2Config,
+    Gpt2Size,
+    Method,
+)
+from .jobs import (
+    BaseJob,
+    BenchJob,
+    BlocksJob,
+    BpeJob,
+    ClaimsJob,
+    CorpusJob,
+    EvaluateJob,
+    FilterJob,
+    FinetuneJob,
+    HubRowsJob,
+    ModelUnderTest,
+    PretrainJob,
+    ReportJob,
+    SettingsJob,
+    TokenizerJob,
+    TokensJob,
+)
+from .odd_inputs import (
+    BASELINE,
+    Robustness,
+    RobustnessJob,
+    TrialsJob,
+)
+from .sections import (
+    VARIANT_LABELS,
+    Assumption,
+    BenchConfig,
+    DataConfig,
+    HardwareConfig,
+    ModelConfig,
+    RunName,
+    Seed,
+    Strict,
+    TaperConfig,
+    TokenizerConfig,
+    TrainConfig,
+    Variant,
+    WidthConfig,
+    distinct,
+)
+from .study import Arm, ArmJob, Stage
+
+RESERVED = ("published", "bench")  # folders under results/ and figures/ that are no run's
+
+
+class Config(Strict):
+    """One run of the whole pipeline."""
+
+    run: RunName  # folder name under results/ and figures/
+    caption: str  # printed under every table and figure of the run: what scale this is
+    seeds: tuple[Seed, ...]
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    model: ModelConfig
+    widths: tuple[WidthConfig, ...]
+    train: TrainConfig
+    taper: TaperConfig
+    bench: BenchConfig
+    gpt2: Gpt2Config | None  # the GPT-2 track; null: left out
+    study: tuple[Stage, ...] | None  # beyond the paper, in stages; null: left out
+    robustness: Robustness | None  # Table S3, also beyond it; null: left out
+    hardware: HardwareConfig
+    assumptions: tuple[Assumption, ...]
+
+    @field_validator("run")
+    @classmethod
+    def _run_is_no_other_folder(cls, run: str) -> str:
+        if run.lower() in RESERVED:
+            raise ValueError(
+                f"{run!r} is a folder of its own under results/: take a name other than {', '.join(RESERVED)}"
+            )
+        return run
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        return distinct("seeds", seeds)
+
+    @field_validator("widths")
+    @classmethod
+    def _widths_differ(cls, widths: tuple[WidthConfig, ...]) -> tuple[WidthConfig, ...]:
+        distinct("widths' d_model", [w.d_model for w in widths])
+        for width in widths:
+            distinct(f"variants at d_model {width.d_model}", width.variants)
+        return widths
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        if (self.hardware.micro_batch or 0) > self.train.batch:
+            raise ValueError(
+                f"hardware.micro_batch ({self.hardware.micro_batch}) exceeds train.batch ({self.train.batch}): "
+                "make it smaller, or null for the whole batch at once"
+            )
+        anchored = any(variant.endswith("_aux") for width in self.widths for variant in width.variants)
+        if anchored and self.taper.anchor_weight == 0:
+            raise ValueError("taper.anchor_weight is 0 and some variants are (+aux): leave those out, or give a weight")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_share_every_batch(self) -> Self:
+        shared = {"train.batch": (self.train.batch, self.hardware.devices_per_job)}
+        for size in self.gpt2.sizes if self.gpt2 else ():
+            shared[f"batch of the size {size.name}"] = (size.batch, size.devices_per_job)
+            if size.fresh:
+                batch = size.fresh.train.batch
+                shared[f"fresh.train.batch of the size {size.name}"] = (batch, self.hardware.devices_per_job)
+        for name, (batch, devices) in shared.items():
+            if batch % devices:
+                raise ValueError(
+                    f"devices_per_job ({devices}) does not divide {name} ({batch}): every device takes an equal share "
+                    "of its rows"
+                )
+        for method, name, seed in self.finetune_cells():
+            devices = self._size(name).devices_per_job
+            self.finetune_job(method, name, seed).require_whole_micro_batches(devices)
+        return self
+
+    @model_validator(mode="after")
+    def _every_job_is_possible(self) -> Self:
+        for width in self.widths:
+            for variant in width.variants:
+                self.pretrain_job(variant, width.d_model, self.seeds[0])
+        return self
+
+    @model_validator(mode="after")
+    def _every_finetune_is_possible(self) -> Self:
+        for method, size, seed in self.finetune_cells():
+            self.finetune_job(method, size, seed)
+        return self
+
+    @model_validator(mode="after")
+    def _every_arm_is_possible(self) -> Self:
+        if self.study is not None:
+            distinct("stages of the study", [stage.name for stage in self.study])
+        for stage, arm, seed in self.study_cells():
+            try:
+                self.arm_job(stage, arm, seed)
+            except ValueError as error:
+                raise ValueError(f"stage {stage.name}, arm {arm.name}: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _searches_use_other_seeds(self) -> Self:
+        stages = self.study or ()
+        reported = {seed for stage in stages if not stage.search for seed in stage.seeds} | set(self.seeds)
+        for stage in stages:
+            if stage.search and (shared := sorted(reported.intersection(stage.seeds))):
+                raise ValueError(
+                    f"stage {stage.name} searches on seeds {shared}, which tables report: what picks a setting uses "
+                    "other seeds than what reports it"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _every_trial_is_possible(self) -> Self:
+        for d_model, seed in self.robustness_cells():
+            self.robustness_job(d_model, seed)
+        for name in self.robustness.stages if self.robustness else ():
+            try:
+                self.stage_robustness_job(name, self.stage(name).seeds[0])
+            except UserError as error:
+                raise ValueError(f"robustness.stages: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _assumptions_name_settings(self) -> Self:
+        for assumption in self.assumptions:
+            if assumption.setting is not None and not _has_setting(self, assumption.setting.split(".")):
+                raise ValueError(f"assumptions: {assumption.setting!r} names no setting of this config")
+        return self
+
+    @property
+    def texts(self) -> list[DataConfig]:
+        """Every text that the run reads."""
+        gpt2 = (*self.gpt2.base_text, *self.gpt2.text) if self.gpt2 else ()
+        scored = [data for corpus in self.gpt2.corpora for data in corpus.text] if self.gpt2 else []
+        odd = [data for text in self.robustness.texts for data in text.data] if self.robustness else []
+        return [self.data, *gpt2, *scored, *odd]
+
+    @property
+    def widest(self) -> WidthConfig:
+        return max(self.widths, key=lambda w: w.d_model)
+
+    @property
+    def most_devices(self) -> int:
+        """How many devices the largest training job takes."""
+        sizes = self.gpt2.sizes if self.gpt2 else ()
+        return max([self.hardware.devices_per_job, *(size.devices_per_job for size in sizes)])
+
+    def width(self, d_model: int) -> WidthConfig:
+        for width in self.widths:
+            if width.d_model == d_model:
+                return width
+        raise UserError(f"no width {d_model} in this config; it has {[w.d_model for w in self.widths]}")
+
+    def corpus_job(self) -> CorpusJob:
+        return CorpusJob(data=(self.data,))
+
+    def tokenizer_job(self) -> TokenizerJob:
+        return TokenizerJob(tokenizer=self.tokenizer)
+
+    def tokens_job(self) -> TokensJob:
+        return TokensJob(context=self.model.context)
+
+    def report_job(self) -> ReportJob:
+        labels = {width.d_model: width.label for width in self.widths}
+        return ReportJob(run=self.run, caption=self.caption, labels=labels)
+
+    def claims_job(self) -> ClaimsJob:
+        return ClaimsJob(run=self.run, caption=self.caption, text=self.data.source)
+
+    def settings_job(self) -> SettingsJob:
+        return SettingsJob(**{name: getattr(self, name) for name in SettingsJob.model_fields})
+
+    def bench_job(self) -> BenchJob:
+        return BenchJob(run=self.run, bench=self.bench)
+
+    @property
+    def benched(self) -> tuple[Variant, int, int] | None:
+        """The (variant, width, seed) that the decoding benchmark takes: the widest Internal-Taper (+aux), if any."""
+        widths = [w.d_model for w in self.widths if "internal_aux" in w.variants]
+        return ("internal_aux", max(widths), self.seeds[0]) if widths else None
+
+    def pretrain_job(self, variant: Variant, d_model: int, seed: int) -> PretrainJob:
+        """The job of one (variant, width, seed), holding only what that variant reads."""
+        width = self.width(d_model)
+        tapered = variant != "baseline"
+        anchored = variant.endswith("_aux")
+        return PretrainJob(
+            variant=variant,
+            seed=seed,
+            steps=width.steps,
+            model=DecoderConfig(
+                d_model=width.d_model,
+                d_ff=width.d_ff,
+                vocab_size=self.tokenizer.vocab_size,
+                **self.model.model_dump(),
+            ),
+            train=self.train,
+            taper=self.taper.model_copy(update={} if anchored else {"anchor_weight": 0.0}) if tapered else None,
+        )
+
+    def pretrain_cells(self) -> list[tuple[Variant, int, int]]:
+        """Every (variant, width, seed) of the run, widest first."""
+        widths = sorted(self.widths, key=lambda w: -w.d_model)
+        return [(v, w.d_model, s) for w in widths for v in w.variants for s in self.seeds]
+
+    def study_cells(self) -> list[tuple[Stage, Arm, int]]:
+        """Every (stage, arm, seed) of the study."""
+        return [(stage, arm, seed) for stage in self.study or () for arm in stage.arms for seed in stage.seeds]
+
+    def arm_job(self, stage: Stage, arm: Arm, seed: int) -> ArmJob:
+        """The job of one (stage, arm, seed)."""
+        return arm.job(self.pretrain_job(arm.variant, stage.d_model, seed))
+
+    def stage(self, name: str) -> Stage:
+        stages = {stage.name: stage for stage in self.study or ()}
+        if name not in stages:
+            raise UserError(f"no stage {name!r} in the study of this config; it has {', '.join(stages) or 'none'}")
+        return stages[name]
+
+    def robustness_cells(self) -> list[tuple[int, int]]:
+        """Every (width, seed) whose models are tried on odd inputs: the widths that have a Baseline, widest first."""
+        if self.robustness is None:
+            return []
+        widths = sorted((w for w in self.widths if BASELINE in w.variants), key=lambda w: -w.d_model)
+        return [(w.d_model, seed) for w in widths for seed in self.seeds]
+
+    def robustness_job(self, d_model: int, seed: int) -> RobustnessJob:
+        """The job that tries the models of one width and seed on odd inputs."""
+        models = {variant: VARIANT_LABELS[variant] for variant in self.width(d_model).variants}
+        return self._robustness_job(d_model, seed, models)
+
+    def stage_robustness_job(self, name: str, seed: int) -> RobustnessJob:
+        """The job that tries a stage's arms of one seed on odd inputs."""
+        stage = self.stage(name)
+        if stage.search or stage.baseline != BASELINE:
+            raise UserError(
+                f"arms of stage {name} are not tried on odd inputs: it must be no search, and measure gaps against an"
+                f" arm named {BASELINE}"
+            )
+        return self._robustness_job(stage.d_model, seed, stage.labels)
+
+    def trials_job(self, name: str | None) -> TrialsJob:
+        """The job that reports these scores, of the arms of a stage or of the run's own models."""
+        if name is None:
+            cells, labels = self.robustness_cells(), dict(VARIANT_LABELS)
+        else:
+            stage = self.stage(name)
+            cells, labels = [(stage.d_model, seed) for seed in stage.seeds], stage.labels
+        return TrialsJob(run=self.run, caption=self.caption, stage=name, cells=tuple(cells), models=labels)
+
+    def _robustness_job(self, d_model: int, seed: int, models: dict[str, str]) -> RobustnessJob:
+        if self.robustness is None:
+            raise UserError("this config tries no model on odd inputs: its `robustness` is null")
+        return RobustnessJob(
+            d_model=d_model,
+            seed=seed,
+            models=models,
+            context=self.model.context,
+            robustness=self.robustness.odd_inputs,
+        )
+
+    def finetune_cells(self) -> list[tuple[Method, str, int]]:
+        """Every (method, size, seed) of the GPT-2 track, largest size first."""
+        if self.gpt2 is None:
+            return []
+        sizes = [size.name for size in reversed(self.gpt2.sizes)]
+        return [(method, size, seed) for size in sizes for method in self.gpt2.methods for seed in self.gpt2.seeds]
+
+    def base_job(self, size: str) -> BaseJob:
+        """The job that brings or makes the base model of a size."""
+        gpt2, chosen = self._gpt2(), self._size(size)
+        return BaseJob(size=size, source=chosen.source, fresh=chosen.fresh, context=gpt2.context, seed=gpt2.seeds[0])
+
+    def finetune_job(self, method: Method, size: str, seed: int) -> FinetuneJob:
+        """The job of one (method, size, seed), holding only what that method reads."""
+        gpt2, chosen = self._gpt2(), self._size(size)
+        fakeln, tapered = method == "fakeln", method.endswith("_aux")
+        shared = ("steps", "lr", "min_lr", "warmup_steps", "decay_steps", "batch")
+        return FinetuneJob(
+            method=method,
+            size=size,
+            seed=seed,
+            context=gpt2.context,
+            train=gpt2.train,
+            aux_weight=chosen.fakeln_weight if fakeln else chosen.anchor_weight if tapered else 0.0,
+            taper=chosen.taper if tapered else None,
+            fakeln=chosen.fakeln if fakeln else None,
+            micro_batch=chosen.micro_batch if fakeln else None,
+            **{name: getattr(chosen, name) for name in shared},
+        )
+
+    def finetune_hardware(self, size: str) -> HardwareConfig:
+        """The hardware section with what this size has of its own."""
+        own = ("micro_batch", "devices_per_job", "activation_checkpointing", "checkpoint_every")
+        return self.hardware.model_copy(update={name: getattr(self._size(size), name) for name in own})
+
+    def blocks_job(self, corpus: str) -> BlocksJob:
+        """The job that cuts a text of the GPT-2 track into blocks: base, train, or an evaluation corpus."""
+        gpt2 = self._gpt2()
+        self.gpt2_corpus_job(corpus)  # there is such a text
+        scored = [c for c in gpt2.corpora if c.name == corpus or (corpus == "train" and c.kind == "held_out")]
+        return BlocksJob(
+            context=gpt2.context,
+            block_documents=gpt2.block_documents,
+            max_rows=scored[0].max_rows if scored else None,
+        )
+
+    def gpt2_corpus_job(self, text: str) -> CorpusJob:
+        """The job that reads a text of the GPT-2 track: base, train, or an evaluation corpus of kind text."""
+        gpt2 = self._gpt2()
+        texts = {"base": gpt2.base_text, "train": gpt2.text, **{c.name: c.text for c in gpt2.corpora}}
+        if not texts.get(text):
+            raise UserError(f"no text {text!r} in gpt2; there are {', '.join(t for t in texts if texts[t])}")
+        return CorpusJob(data=texts[text])
+
+    def gpt2_tokenizer_job(self) -> TokenizerJob:
+        """The job that trains the GPT-2 track's tokenizer."""
+        gpt2 = self._gpt2()
+        if gpt2.tokenizer is None:
+            raise UserError(
+                f"the GPT-2 track of this config takes the tokenizer {gpt2.bpe!r} as published: `tapernorm bpe`"
+            )
+        return TokenizerJob(tokenizer=gpt2.tokenizer)
+
+    def bpe_job(self) -> BpeJob:
+        """The job that takes the GPT-2 track's published tokenizer."""
+        gpt2 = self._gpt2()
+        if gpt2.bpe is None:
+            raise UserError("the GPT-2 track of this config trains its tokenizer: `tapernorm tokenizer --gpt2`")
+        return BpeJob(source=gpt2.bpe)
+
+    def hub_rows_job(self, corpus: str) -> HubRowsJob:
+        """The job that takes the tokenized rows of an evaluation corpus."""
+        gpt2 = self._gpt2()
+        found = {c.name: c for c in gpt2.corpora if c.rows is not None}
+        if corpus not in found:
+            raise UserError(f"no corpus {corpus!r} of kind rows in gpt2; there are {', '.join(found) or 'none'}")
+        rows = found[corpus].rows
+        assert rows is not None
+        return HubRowsJob(rows=rows, context=gpt2.context, max_rows=found[corpus].max_rows)
+
+    def filter_job(self, corpus: str) -> FilterJob:
+        """The job that makes a filtered evaluation corpus."""
+        gpt2 = self._gpt2()
+        found = {c.name: c for c in gpt2.corpora if c.kind == "filtered"}
+        if corpus not in found:
+            raise UserError(f"no corpus {corpus!r} of kind filtered in gpt2; there are {', '.join(found) or 'none'}")
+        return FilterJob(seen_rows=found[corpus].seen_rows)
+
+    def models_under_test(self) -> list[ModelUnderTest]:
+        """Every model that Table 3 scores: the originals, our fine-tunes, and what others published."""
+        if self.gpt2 is None:
+            return []
+        bases = {size.name: size.source or MADE_HERE for size in self.gpt2.sizes}
+        found = []
+        for size in self.gpt2.sizes:
+            of_size = {"size": size.name, "seed": None, "base": bases[size.name]}
+            found.append(ModelUnderTest(kind="original", method=ORIGINAL, **of_size))
+            found += [
+                ModelUnderTest(kind="published", method=f"published_{p.method}", **of_size) for p in size.published
+            ]
+        finetuned = [
+            ModelUnderTest(kind="finetuned", size=size, method=method, seed=seed, base=bases[size])
+            for method, size, seed in self.finetune_cells()
+        ]
+        return [*found, *finetuned]
+
+    def evaluate_job(self, method: str, size: str, seed: int | None) -> EvaluateJob:
+        """The job that scores one of `models_under_test` on every corpus."""
+        corpora = self._gpt2().corpora
+        model = next(m for m in self.models_under_test() if (m.method, m.size, m.seed) == (method, size, seed))
+        return EvaluateJob(
+            model=model,
+            labels={c.name: c.label for c in corpora},
+            columns={c.name: c.column for c in corpora},
+        )
+
+    def published_job(self, method: str, size: str) -> BaseJob:
+        """The job that brings a checkpoint that others published."""
+        source = {p.method: p.source for p in self._size(size).published}[method]
+        gpt2 = self._gpt2()
+        return BaseJob(size=size, source=source, fresh=None, context=gpt2.context, seed=gpt2.seeds[0])
+
+    def _gpt2(self) -> Gpt2Config:
+        if self.gpt2 is None:
+            raise UserError("this config has no GPT-2 track: its `gpt2` is null")
+        return self.gpt2
+
+    def _size(self, name: str) -> Gpt2Size:
+        sizes = {size.name: size for size in self._gpt2().sizes}
+        if name not in sizes:
+            raise UserError(f"no GPT-2 size {name!r} in this config; it has {', '.join(sizes)}")
+        return sizes[name]
+
+
+def _has_setting(node: Any, path: Sequence[str]) -> bool:
+    """Whether the models below `node`, and every item of a list, have a field at `path`."""
+    if isinstance(node, tuple):
+        return all(_has_setting(item, path) for item in node)
+    if not path:
+        return True
+    return (
+        isinstance(node, BaseModel)
+        and path[0] in type(node).model_fields
+        and _has_setting(getattr(node, path[0]), path[1:])
+    )

@@ -1,0 +1,83 @@
+"""Where each run of a study lies, and the job that reports a stage: equal jobs are one run, trained once."""
+
+from tapernorm.util.hashing import canonical_json, digest
+
+from .jobs import PretrainJob
+from .run import Config
+from .sections import Seed, Strict
+from .study import (
+    ArmJob,
+    Name,
+    Stage,
+    StageName,
+)
+
+
+class ArmRun(Strict):
+    """One run that a stage reports."""
+
+    arm: Name
+    seed: Seed
+    folder: str  # below the results of the study's run
+    config_hash: str  # of the job that its result must be of
+
+
+class StageJob(Strict):
+    """What the rows of a stage are gathered and reported from, the results of its runs apart."""
+
+    run: str
+    caption: str
+    stage: Stage
+    runs: tuple[ArmRun, ...]
+
+
+def run_folder(stage: str, arm: str, seed: int) -> str:
+    """Where a run that is no other's lies, below the results of the study's run."""
+    return f"study/{stage}/{arm}/seed{seed}"
+
+
+def stage_job(config: Config, name: str) -> StageJob:
+    """The job that reports a stage.
+
+    Raises:
+        UserError: the config has no such stage.
+    """
+    stage, lies_in = config.stage(name), homes(config)
+    runs = []
+    for arm in stage.arms:
+        for seed in stage.seeds:
+            job = config.arm_job(stage, arm, seed)
+            folder = lies_in[name, arm.name, seed]
+            own: ArmJob | PretrainJob = job if folder.startswith("study/") else job.pretrain
+            runs.append(ArmRun(arm=arm.name, seed=seed, folder=folder, config_hash=digest(canonical_json(own))))
+    return StageJob(run=config.run, caption=config.caption, stage=stage, runs=tuple(runs))
+
+
+def homes(config: Config) -> dict[tuple[StageName, Name, Seed], str]:
+    """(stage, arm, seed) -> folder of its run: a pre-training's, or the first arm's, that has the same job."""
+    taken = {
+        canonical_json(ArmJob(pretrain=config.pretrain_job(v, d, s), treatment=None)): f"pretrain/{v}/d{d}/seed{s}"
+        for v, d, s in config.pretrain_cells()
+    }
+    found = {}
+    for stage, arm, seed in config.study_cells():
+        mine = run_folder(stage.name, arm.name, seed)
+        identity = canonical_json(config.arm_job(stage, arm, seed))
+        found[stage.name, arm.name, seed] = taken.setdefault(identity, mine)
+    return found
+
+
+def has_rivals(stage: Stage) -> bool:
+    """Whether a stage reports rivals of the norms: its arms are then timed and tried on odd inputs as well."""
+    return not stage.search and any(arm.treatment is not None and arm.treatment.norm is not None for arm in stage.arms)
+
+
+def trained_arms(config: Config) -> list[tuple[Stage, str, int]]:
+    """The (stage, arm, seed) that are trained as such, each once."""
+    lies_in = homes(config)
+    cells = [(stage, arm.name, seed) for stage, arm, seed in config.study_cells()]
+    return [
+        (stage, arm, seed)
+        for stage, arm, seed in cells
+        if lies_in[stage.name, arm, seed] == run_folder(stage.name, arm, seed)
+    ]

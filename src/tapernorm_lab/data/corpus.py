@@ -1,0 +1,227 @@
+"""A corpus on disk: train.jsonl and valid.jsonl, disjoint, one document a line, with a manifest.
+
+It holds one or more sources, one after the other. A document's split is its publisher's where there is one; elsewhere
+it is a pure function of its own text, so that no document moves when others are added. A larger `valid_fraction` only
+moves documents from train to valid; at 1 all are valid, and train.jsonl is empty. Documents so few that a split would
+be empty, one book above all, are split by passages.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, get_args
+
+from tapernorm.util.atomic_files import (
+    parse_json,
+    sha256_of,
+    whole_file,
+    write_json,
+)
+from tapernorm.util.errors import UserError, setting
+from tapernorm.util.hashing import digest
+from tapernorm.util.provenance import provenance
+
+from ..config.jobs import CorpusJob
+from ..config.sections import DataConfig
+from .manifest import SCHEMA_VERSION
+from .passages import Layout, identity_of, least_characters
+from .sources import Source, Split, open_source
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+def split_of(text: str, valid_fraction: float) -> Split:
+    """`valid` where the first 64 bits of the text's sha256, read as a number in [0, 1), lie below `valid_fraction`."""
+    head = hashlib.sha256(text.encode("utf-8")).digest()[:8]
+    return "valid" if int.from_bytes(head, "big") < valid_fraction * 2.0**64 else "train"
+
+
+class Reading:
+    """The documents of a corpus by split, as its sources give them: without blank ones and without those held out.
+
+    Where the hash leaves a split empty because the documents are few, they are split by `passages`.
+    """
+
+    def __init__(self, job: CorpusJob) -> None:
+        """Open the sources, and read as much of them as tells that both splits have a document.
+
+        Raises:
+            UserError: a source cannot be read.
+        """
+        self.sources = [(data, open_source(data)) for data in job.data]
+        self.dropped = {"empty": 0, "duplicates": 0}
+        self._held_out: set[bytes] = set()
+        self._layouts = [] if self._has_both_splits() else self._lay_out()
+
+    def documents(self, split: Split) -> Iterator[tuple[int, str]]:
+        """(place of the source, text) of one split. Validation is read first, for training leaves out what it holds."""
+        for place, (data, source) in enumerate(self.sources):
+            limit = data.max_train_documents if split == "train" else None
+            taken, last = 0, None
+            for number, whole, text in self._of_split(data, source, split):
+                if not text or text.isspace():
+                    self.dropped["empty"] += 1
+                    continue
+                if number != last and taken == limit:
+                    break
+                if split == "valid":
+                    self._held_out.add(identity_of(text))
+                elif not self._held_out.isdisjoint(identity_of(part) for part in {text, whole}):
+                    self.dropped["duplicates"] += 1
+                    continue
+                taken, last = taken + (number != last), number
+                yield place, text
+
+    @property
+    def passages(self) -> dict[str, Any] | None:
+        """The distinct documents that are split by passages, in number, characters and sha256; None: all are whole."""
+        if not self._layouts:
+            return None
+        identities = [identity.hex() for layout in self._layouts for identity in layout.starts]
+        characters = sum(layout.characters for layout in self._layouts)
+        return {"documents": len(identities), "characters": characters, "sha256": identities}
+
+    def refuse_empty(self, documents: Mapping[Split, int]) -> None:
+        """Raise UserError where a split has no document, and some was asked for."""
+        fractions = [data.valid_fraction for data, _ in self.sources]
+        wanted = {"valid": True, "train": any(fraction != 1 for fraction in fractions)}
+        for split in (split for split in SPLITS if wanted[split] and not documents[split]):
+            count = sum(documents.values())
+            if (parted := [fraction for fraction in fractions if fraction not in (None, 1)]) == []:
+                raise UserError(f"the corpus is too small: the sources' own {split} split has no document of its own")
+            key, remedy = setting("data.valid_fraction"), "raise" if split == "valid" else "lower"
+            raise UserError(
+                f"the corpus is too small: its {count} documents leave the {split} split empty at {key} "
+                f"{', '.join(map(str, parted))}, and to be split by passages they need "
+                f"{min(map(least_characters, parted)):,} characters; add text, or {remedy} {key}"
+            )
+
+    def _of_split(self, data: DataConfig, source: Source, split: Split) -> Iterator[tuple[int, str, str]]:
+        """(number of the document, all of it, what of it this split has), in order."""
+        fraction = data.valid_fraction
+        published = source.documents()
+        if fraction is None and split == "valid":  # they come first: no training document is read to find them
+            published = takewhile(lambda document: document[0] == "valid", published)
+        for number, (its_split, whole) in enumerate(published):
+            pieces = [(its_split if fraction is None else split_of(whole, fraction), whole)]
+            if fraction not in (None, 1):
+                layouts = (layout.passages(whole) for layout in self._layouts if identity_of(whole) in layout.starts)
+                pieces = next(layouts, pieces)
+            yield from ((number, whole, text) for part, text in pieces if part == split)
+
+    def _has_both_splits(self) -> bool:
+        """Whether the hash gives both splits a document, as far as it is asked; nothing more is read than tells."""
+        if all(data.valid_fraction in (None, 1) for data, _ in self.sources):
+            return True
+        found: set[Split | None] = set()
+        for data, source in self.sources:
+            for its_split, text in source.documents():
+                if text and not text.isspace():
+                    found.add(its_split if data.valid_fraction is None else split_of(text, data.valid_fraction))
+                if found >= set(SPLITS):
+                    return True
+                if data.valid_fraction == 1 and "valid" in found:  # as all of them are
+                    break
+        return False
+
+    def _lay_out(self) -> list[Layout]:
+        layouts: list[Layout] = []
+        for data, source in self.sources:
+            if data.valid_fraction not in (None, 1):
+                others = {identity for layout in layouts for identity in layout.starts}
+                texts = (text for _, text in source.documents())
+                layouts.append(Layout.of(texts, data.valid_fraction, others=others))
+        return [layout for layout in layouts if layout.characters >= least_characters(layout.fraction)]
+
+
+def build_corpus(job: CorpusJob, out: Path) -> dict[str, Any]:
+    """Write the corpus of `job` into `out`; returns its manifest.
+
+    Documents without a visible character are dropped, and so are training documents that validation also holds, of
+    whichever source; both are counted. Memory does not grow with the training split: the sources are read once for
+    validation and once more for training. Documents that are too few to be split by their hash are split by passages,
+    which is told on standard error.
+
+    Raises:
+        UserError: a source cannot be read, or a split would be empty. Nothing half-written is left.
+    """
+    reading = Reading(job)
+    with (
+        whole_file(out / "manifest.json") as manifest_file,
+        whole_file(out / "train.jsonl") as train_file,
+        whole_file(out / "valid.jsonl") as valid_file,
+    ):
+        files: dict[Split, Path] = {"valid": valid_file, "train": train_file}
+        counts = {split: _write(path, reading.documents(split), len(job.data)) for split, path in files.items()}
+        splits: dict[Split, dict[str, Any]] = {
+            split: {unit: sum(count[unit] for count in counts[split]) for unit in ("documents", "bytes")}
+            for split in SPLITS
+        }
+        reading.refuse_empty({split: splits[split]["documents"] for split in SPLITS})
+        splits["train"]["sha256"] = sha256_of(train_file)
+        splits["valid"]["sha256"] = sha256_of(valid_file)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "corpus",
+            "splits": splits,
+            "dropped": reading.dropped,
+            "sources": [
+                {
+                    "source": data.source,
+                    "documents": {split: counts[split][place]["documents"] for split in SPLITS},
+                    "details": source.details,
+                }
+                for place, (data, source) in enumerate(reading.sources)
+            ],
+            **({} if reading.passages is None else {"passages": reading.passages}),
+            "provenance": provenance(config_hash=digest(job)),
+        }
+        write_json(manifest_file, manifest)
+    if reading.passages is not None:
+        print(told_of(splits, reading.passages), file=sys.stderr)
+    return manifest
+
+
+def told_of(splits: Mapping[Split, Mapping[str, Any]], passages: Mapping[str, Any]) -> str:
+    """One line about a corpus that is split by passages: its `splits` and `Reading.passages`."""
+    count = passages["documents"]
+    few = "the text is one document" if count == 1 else f"the text is {count} documents, too few to hold one out"
+    share = splits["valid"]["bytes"] / sum(splits[split]["bytes"] for split in SPLITS)
+    return (
+        f"{few}: validation takes {splits['valid']['documents']} of its passages ({share:.1%} of the text), training "
+        f"the {splits['train']['documents']} around them"
+    )
+
+
+def read_documents(jsonl: Path) -> Iterator[str]:
+    """Documents of one split in order, one in memory at a time.
+
+    Raises:
+        UserError: there is no such file, or it is damaged (with the line).
+    """
+    remedy = f"make it with `tapernorm corpus --out {jsonl.parent} …`"
+    if not jsonl.is_file():
+        raise UserError(f"no corpus file {jsonl}; {remedy}")
+    with open(jsonl, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = parse_json(line.decode("utf-8"))["text"]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise UserError(f"{jsonl}:{number}: the line is damaged or cut short; {remedy}")
+            yield text
+
+
+def _write(path: Path, documents: Iterable[tuple[int, str]], sources: int) -> list[dict[str, int]]:
+    """Write one split; counts of what each source has of it."""
+    counts = [{"documents": 0, "bytes": 0} for _ in range(sources)]
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for place, text in documents:
+            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+            counts[place]["documents"] += 1
+            counts[place]["bytes"] += len(text.encode("utf-8"))
+    return counts

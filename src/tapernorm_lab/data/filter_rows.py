@@ -1,0 +1,117 @@
+"""The filter of evaluation rows: a row that holds a token which another text never holds is dropped.
+
+What is left asks a model for nothing but tokens that it can have met (method.md section 11: The Pile-filtered). Which
+text a token must occur in is a choice: a whole training split, or so many rows drawn from it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapernorm.util.atomic_files import sha256_of, whole_file, write_json
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import digest
+from tapernorm.util.provenance import provenance
+from tapernorm.util.rng import generator
+
+from ..config.jobs import FilterJob
+from .blocks import Blocks
+
+_IDS = 1 << 22  # ids in memory at once
+_NAMED = 20  # tokens that the manifest names
+
+
+def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, Any]:
+    """Write the rows of `rows` (split valid) whose every token occurs in `seen` (split train) into `out`.
+
+    Both are folders of blocks of one tokenizer; order is kept. With `seen_rows`, only so many rows of `seen` count,
+    drawn without replacement, the same at every call. Memory does not grow with either. Returns the manifest.
+
+    Raises:
+        UserError: the two are of different tokenizers, `seen` has fewer rows than are asked for, or no row is left.
+            Nothing half-written is left.
+    """
+    source, text = Blocks.open(rows, "valid"), Blocks.open(seen, "train")
+    _require_one_tokenizer(source, text, rows, seen)
+    vocab_size = source.manifest["vocab_size"]
+    known = _counts(_drawn(text, job.seen_rows, seen), vocab_size) > 0  # (V,)
+    kept, dropped_by = 0, torch.zeros(vocab_size, dtype=torch.int64)
+    with whole_file(out / "manifest.json") as manifest_file, whole_file(out / "valid.bin") as path:
+        with open(path, "wb") as file:
+            for chunk in _chunks(source.rows):
+                stays = known[chunk.to(torch.int64)].all(dim=1)  # (rows of the chunk,)
+                file.write(chunk.numpy()[stays.numpy()].tobytes())
+                kept += int(stays.sum())
+                dropped_by += _rows_with(chunk, vocab_size)
+        if kept == 0:
+            raise UserError(
+                f"not one of the {len(source.rows)} rows of {rows} consists of tokens that {seen} holds: compare with "
+                "more or other text (seen, seen_rows), or with shorter rows"
+            )
+        details = source.manifest.get("details", {})
+        entry = {"rows": kept, "documents": None, "tokens_dropped": 0, "sha256": sha256_of(path)}
+        manifest = {
+            **source.manifest,
+            "splits": {"valid": entry},
+            "details": {
+                **{key: details[key] for key in ("sources", "hub", "files") if key in details},
+                "rows": len(source.rows),
+                "kept": kept,
+                "dropped": len(source.rows) - kept,
+                "unseen": _unseen(dropped_by * ~known),
+                "of_sha256": source.split["sha256"],
+                "seen": {"rows": job.seen_rows or len(text.rows), "of": len(text.rows), "sha256": text.split["sha256"]},
+            },
+            "provenance": provenance(config_hash=digest(job)),
+        }
+        write_json(manifest_file, manifest)
+    return manifest
+
+
+def _require_one_tokenizer(source: Blocks, text: Blocks, rows: Path, seen: Path) -> None:
+    hashes = [blocks.manifest["tokenizer_sha256"] for blocks in (source, text)]
+    if hashes[0] != hashes[1]:
+        raise UserError(
+            f"{rows} was written with the tokenizer {hashes[0][:16]} and {seen} with {hashes[1][:16]}: their ids "
+            "do not compare; write both with one tokenizer"
+        )
+
+
+def _drawn(text: Blocks, count: int | None, seen: Path) -> Iterator[Tensor]:
+    """All rows of a split, or `count` drawn from it, in chunks."""
+    if count is None:
+        return _chunks(text.rows)
+    if count > len(text.rows):
+        raise UserError(f"seen_rows is {count} and {seen} has {len(text.rows)} rows: lower it, or null for all")
+    order = torch.randperm(len(text.rows), generator=generator(0, "filter/seen"))
+    return (text.rows[row : row + 1] for row in order[:count].tolist())
+
+
+def _chunks(rows: Tensor) -> Iterator[Tensor]:
+    return iter(rows.split(max(_IDS // rows.shape[1], 1)))
+
+
+def _counts(chunks: Iterator[Tensor], vocab_size: int) -> Tensor:
+    """(V,): how often each id occurs."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for chunk in chunks:
+        counts += torch.bincount(chunk.to(torch.int64).flatten(), minlength=vocab_size)
+    return counts
+
+
+def _rows_with(chunk: Tensor, vocab_size: int) -> Tensor:
+    """(V,): in how many rows of the chunk each id occurs."""
+    ids, _ = chunk.to(torch.int64).sort(dim=1)
+    first = torch.ones_like(ids, dtype=torch.bool)  # of its kind in its row
+    first[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    return torch.bincount(ids[first], minlength=vocab_size)
+
+
+def _unseen(rows_with: Tensor) -> dict[str, Any]:
+    """What a manifest says of the ids that drop rows: how many there are, and those in the most rows."""
+    most = rows_with.argsort(descending=True, stable=True)[:_NAMED].tolist()
+    named = [{"id": i, "rows": int(rows_with[i])} for i in most if rows_with[i] > 0]
+    return {"tokens": int((rows_with > 0).sum()), "most": named}

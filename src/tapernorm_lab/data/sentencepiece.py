@@ -1,0 +1,129 @@
+"""SentencePiece made lossless: decode(encode(text)) == text for any text, with one end-of-document id.
+
+Bytes stand in for characters outside the vocabulary, nothing is normalised, no space is added or removed, and newlines
+are characters like others. One character is beyond it: U+2581 is SentencePiece's own mark for a space, and the two
+cannot be told apart afterwards. It is counted and, by default, refused.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tapernorm.util.atomic_files import sha256_of, whole_file, write_json
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import digest
+from tapernorm.util.provenance import provenance
+
+from ..config.jobs import TokenizerJob
+from .corpus import SPLITS, read_documents
+from .manifest import SCHEMA_VERSION, read_manifest
+from .train_sentencepiece import EOD, fit
+
+SPACE_MARK = "\u2581"
+
+
+class Tokenizer:
+    """The tokenizer that `train_tokenizer` wrote into a folder.
+
+    Raises:
+        UserError: the folder holds no tokenizer, or its model is not the one that the manifest describes.
+    """
+
+    manifest: dict[str, Any]
+    vocab_size: int  # ids are 0 .. vocab_size - 1
+    eod: int  # id of the end of a document; no text encodes to it, and it decodes to nothing
+
+    def __init__(self, folder: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self.manifest = read_manifest(folder, "tokenizer")
+        path = folder / "tokenizer.model"
+        if not path.is_file() or sha256_of(path) != self.manifest["sha256"]:
+            raise UserError(f"{path} is missing or is not what its manifest describes; train the tokenizer again")
+        self._processor = SentencePieceProcessor(model_proto=path.read_bytes())
+        self._refuses_mark = self.manifest["literal_u2581"]["policy"] == "refuse"
+        self.vocab_size = self._processor.vocab_size()
+        self.eod = self._processor.piece_to_id(EOD)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text, without an end-of-document id. Raises as `encode_batch`."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text.
+
+        Raises:
+            UserError: a text holds U+2581 and the tokenizer was told to refuse it.
+            UnicodeEncodeError: a text holds half a surrogate pair, which no UTF-8 file can.
+        """
+        if self._refuses_mark:
+            refuse_marks(sum(text.count(SPACE_MARK) for text in texts), "the text to encode")
+        return self._processor.encode([text.encode("utf-8") for text in texts], num_threads=1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that `ids` stand for.
+
+        Raises:
+            IndexError: an id is outside the vocabulary.
+        """
+        return self._processor.decode(list(ids))
+
+
+def train_tokenizer(job: TokenizerJob, corpus: Path, out: Path) -> dict[str, Any]:
+    """Train on the training split of `corpus` and write the tokenizer into `out`; returns its manifest.
+
+    A pure function of the settings and the corpus: the same two give the same bytes. SentencePiece holds all it trains
+    on in memory; `max_documents` bounds that.
+
+    Raises:
+        UserError: the corpus holds U+2581 and that is refused, the vocabulary does not fit the corpus, or SentencePiece
+            would leave a document out. Nothing half-written is left.
+    """
+    settings = job.tokenizer
+    corpus_manifest = read_manifest(corpus, "corpus")
+    if corpus_manifest["splits"]["train"]["documents"] == 0:
+        raise UserError(f"{corpus} has no training document to train a tokenizer on; lower data.valid_fraction")
+    paths = {split: corpus / f"{split}.jsonl" for split in SPLITS}
+    marks = {split: sum(text.count(SPACE_MARK) for text in read_documents(path)) for split, path in paths.items()}
+    if settings.literal_u2581 == "refuse":
+        refuse_marks(sum(marks.values()), str(corpus))
+    trained = fit(settings, sample(paths["train"], settings.max_documents))
+    with whole_file(out / "manifest.json") as manifest_file, whole_file(out / "tokenizer.model") as model_file:
+        model_file.write_bytes(trained.model)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "tokenizer",
+            "vocab_size": settings.vocab_size,
+            "model_type": settings.model_type,
+            "eod": trained.eod,
+            "documents": {
+                "in_corpus": corpus_manifest["splits"]["train"]["documents"],
+                "trained_on": trained.documents,
+                "drawn": "all" if settings.max_documents is None else "smallest sha256 over the whole split",
+            },
+            "literal_u2581": {"policy": settings.literal_u2581, "count": marks},
+            "sha256": hashlib.sha256(trained.model).hexdigest(),
+            "corpus_sha256": {split: corpus_manifest["splits"][split]["sha256"] for split in SPLITS},
+            "provenance": provenance(config_hash=digest(job)),
+        }
+        write_json(manifest_file, manifest)
+    return manifest
+
+
+def sample(jsonl: Path, limit: int | None) -> Iterator[str]:
+    """All documents, or the `limit` of smallest (salted) sha256: drawn from the whole file, kept in its order."""
+    if limit is None:
+        return read_documents(jsonl)
+    ranks = ((hashlib.sha256(b"tokenizer/" + t.encode()).digest(), i) for i, t in enumerate(read_documents(jsonl)))
+    chosen = {position for _, position in heapq.nsmallest(limit, ranks)}
+    return (text for position, text in enumerate(read_documents(jsonl)) if position in chosen)
+
+
+def refuse_marks(count: int, where: str) -> None:
+    if count:
+        raise UserError(
+            f"{where} holds the character U+2581 {count} times; SentencePiece uses it for a space, so it would come "
+            "back as one. Replace it in the text, or accept that with tokenizer.literal_u2581: as_space"
+        )

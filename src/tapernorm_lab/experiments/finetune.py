@@ -1,0 +1,138 @@
+"""One GPT-2 fine-tune by one of four methods: vanilla, FakeLN, internal and all tapered (method.md section 10)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapernorm.architectures import context_of
+from tapernorm.checkpoints.store import MODEL_FILES, load
+from tapernorm.schedule import GateSchedule
+from tapernorm.taper import attach
+from tapernorm.util.atomic_files import sha256_of
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import digest
+
+from ..config.jobs import FinetuneJob
+from ..config.sections import HardwareConfig
+from ..data.blocks import Blocks, batch_of
+from ..models.fakeln import FakeLN, attach_fakeln
+from ..models.gpt2 import GPT2LMHeadModel
+from ..training.device import take_device
+from ..training.norm_driver import NormDriver
+from ..training.optimizer import Optimisation
+from ..training.run_folder import (
+    data_hashes,
+    require_vocabulary,
+    run_training,
+    training_work,
+)
+from ..training.trainer import IGNORED, Plan, Trainer
+from ..training.validation_loss import Evaluation, evaluate_blocks
+
+
+def finetune(
+    job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Run (or resume) `job` from the model in `base` on the blocks in `blocks`; write results to `out`, return them.
+
+    Raises:
+        UserError: base, blocks and job do not fit, `out` is another job's and not to be overwritten, another process
+            holds it, or the run diverged.
+    """
+    device = take_device(hardware.device, hardware.threads)
+    job.require_whole_micro_batches(hardware.devices_per_job)
+    if job.micro_batch is not None:  # it defines FakeLN's numbers, so that it is not the hardware's choice
+        hardware = hardware.model_copy(update={"micro_batch": job.micro_batch})
+    train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
+    require_context(job.context, train_blocks, blocks)
+    data = {**data_hashes(train_blocks.manifest), "base": {name: sha256_of(base / name) for name in MODEL_FILES}}
+    work = training_work("finetune", job, data)
+
+    def make_trainer(folder: Path) -> Trainer:
+        model = load(base).to(device).train()
+        if not isinstance(model, GPT2LMHeadModel):
+            raise UserError(f"{base} holds a {type(model).__name__} and a GPT-2 is fine-tuned here")
+        require_vocabulary(model.config.vocab_size, train_blocks.manifest, blocks)
+        if (longest := context_of(model)) < job.context:
+            raise UserError(f"{base} takes {longest} tokens and the blocks have {job.context}: cut shorter ones")
+
+        def validate() -> Evaluation:
+            rows = hardware.micro_batch or job.batch
+            return evaluate_blocks(model, valid_blocks.rows, batch=rows, device=device)
+
+        plan = Plan(
+            label=f"{job.method} {job.size} seed{job.seed}",
+            seed=job.seed,
+            steps=job.steps,
+            optimisation=Optimisation.of_finetuning(job),
+            hardware=hardware,
+            batch_at=lambda step: next_tokens(batch_of(train_blocks, seed=job.seed, step=step, batch=job.batch)),
+            validate=validate,
+            tokens_per_step=job.batch * job.context,
+            fingerprint=work.fingerprint,
+            folder=folder,
+            events=out / "tensorboard" if hardware.tensorboard else None,
+        )
+        return Trainer(model, attach_method(model, job, eot=train_blocks.manifest["eod"]), plan)
+
+    def details(trainer: Trainer) -> dict[str, Any]:
+        return {**_details(trainer), "data_hash": digest(data)}
+
+    return run_training(work, job, out, make_trainer, details, overwrite=overwrite)
+
+
+def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of blocks (B, T): the last token of a block has no target, end-of-text is one like others."""
+    targets = torch.full_like(rows, IGNORED)
+    targets[:, :-1] = rows[:, 1:]
+    return rows, targets
+
+
+def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> NormDriver | None:
+    """Attach what the job's method needs; vanilla needs nothing.
+
+    Raises:
+        UserError: FakeLN's last removal lies after the last step.
+    """
+    if job.fakeln is not None:
+        driver = attach_fakeln(
+            model,
+            schedule=job.fakeln.schedule(),
+            ema_rate=job.fakeln.ema_rate,
+            aux_weight=job.aux_weight,
+            eot=eot,
+        )
+        if (last := max(driver.removals.values())) > job.steps:
+            raise UserError(f"FakeLN removes its last norm at step {last} and the run has {job.steps}: run longer")
+        return driver
+    if job.taper is not None:
+        return attach(
+            model,
+            final=job.method.startswith("all"),
+            schedule=GateSchedule(job.taper.start, job.taper.end),
+            ema_rate=job.train.ema_rate,
+            anchor_weight=job.aux_weight,
+        )
+    return None
+
+
+def _details(trainer: Trainer) -> dict[str, Any]:
+    """What result.json says of the norms."""
+    driver = trainer.driver
+    constant = "sigma_bar" if isinstance(driver, FakeLN) else "c"
+    return {
+        "norms": {} if driver is None else {site: {constant: value} for site, value in driver.constants.items()},
+        "scale_target": None if driver is None or driver.scale_target is None else driver.scale_target.item(),
+        "removals": driver.removals if isinstance(driver, FakeLN) else None,
+    }
+
+
+def require_context(context: int, blocks: Blocks, folder: Path) -> None:
+    """Raise UserError unless the blocks in `folder` are rows of `context` tokens."""
+    if blocks.manifest["context"] != context:
+        raise UserError(
+            f"{folder} holds blocks of {blocks.manifest['context']} tokens and the job asks for {context}: "
+            "cut the blocks again"
+        )

@@ -1,0 +1,112 @@
+"""The GPT-2 that fine-tunes start from: a published one, brought here once, or one of our own making."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tapernorm.checkpoints.store import save
+from tapernorm.models.decoder import parameter_count
+from tapernorm.util.atomic_files import write_json
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import digest
+from tapernorm.util.provenance import provenance
+from tapernorm.util.rng import generator
+
+from ..config.jobs import BaseJob
+from ..config.sections import HardwareConfig
+from ..data.blocks import Blocks, batch_of
+from ..models.gpt2 import fresh, is_disarmed, load_base
+from ..training.device import take_device
+from ..training.optimizer import Optimisation
+from ..training.outputs import Work, output_folder
+from ..training.run_folder import (
+    SCHEMA_VERSION,
+    data_hashes,
+    run_training,
+    training_work,
+)
+from ..training.trainer import Plan, Trainer
+from ..training.validation_loss import Evaluation, evaluate_blocks
+from .finetune import next_tokens, require_context
+
+
+def bring_model(source: str, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Store the published GPT-2 of this hub name or folder in `out`, with a result.json that says what it is.
+
+    Raises:
+        UserError: it cannot be had, or is no GPT-2; or `out` holds another model and is not to be overwritten. The
+            message holds the remedy.
+    """
+    work = Work("base", {"source": source})
+    with output_folder(out, work, overwrite=overwrite):
+        model = load_base(source)
+        (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
+        save(model, out)
+        result = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "base",
+            "source": source,
+            "commit": getattr(model.config, "_commit_hash", None),  # of the hub's repository; None for a folder
+            "normalises": not is_disarmed(model.config),
+            "values": {"parameters": {"value": parameter_count(model), "unit": "parameters"}},
+            "provenance": provenance(config_hash=digest({"source": source})),
+        }
+        write_json(out / "result.json", result)
+    return result
+
+
+def make_base(
+    job: BaseJob, blocks: Path | None, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Bring or pre-train (or go on pre-training) the base model of `job` into `out`; returns its result.
+
+    Args:
+        blocks: what a fresh model is trained on; None for a published one.
+
+    Raises:
+        UserError: as `bring_model`; or the blocks are missing, not needed or do not fit, another process holds `out`,
+            or the run diverged.
+    """
+    if job.source is not None:
+        if blocks is not None:
+            raise UserError(f"the base model {job.size} is {job.source} as it is, and needs no blocks: leave them out")
+        return bring_model(job.source, out, overwrite=overwrite)
+    if blocks is None:
+        raise UserError(f"the base model {job.size} is trained here: give the blocks to train it on")
+    return _pretrain(job, blocks, out, hardware, overwrite=overwrite)
+
+
+def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool) -> dict[str, Any]:
+    made = job.fresh
+    assert made is not None  # a job has one of source and fresh
+    device = take_device(hardware.device, hardware.threads)
+    train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
+    require_context(job.context, train_blocks, blocks)
+    work = training_work("base", job, data_hashes(train_blocks.manifest))
+
+    def make_trainer(folder: Path) -> Trainer:
+        vocab_size = train_blocks.manifest["vocab_size"]
+        start = generator(job.seed, "init")
+        made_here = fresh(made.shape, vocab_size=vocab_size, context=job.context, generator=start)
+        model = nn.Module.to(made_here, device).train()
+
+        def validate() -> Evaluation:
+            return evaluate_blocks(model, valid_blocks.rows, batch=made.train.batch, device=device)
+
+        plan = Plan(
+            label=f"base {job.size}",
+            seed=job.seed,
+            steps=made.steps,
+            optimisation=Optimisation.of_pretraining(made.train, made.steps),
+            hardware=hardware,
+            batch_at=lambda step: next_tokens(batch_of(train_blocks, seed=job.seed, step=step, batch=made.train.batch)),
+            validate=validate,
+            tokens_per_step=made.train.batch * job.context,
+            fingerprint=work.fingerprint,
+            folder=folder,
+            events=out / "tensorboard" if hardware.tensorboard else None,
+        )
+        return Trainer(model, None, plan)
+
+    return run_training(work, job, out, make_trainer, lambda _: {"normalises": True}, overwrite=overwrite)

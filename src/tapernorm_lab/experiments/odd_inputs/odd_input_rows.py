@@ -1,0 +1,162 @@
+"""What finished models are tried on for Table S3: rows of ids, cut into parts by position.
+
+n rows, T positions. A trial's rows are the same for every model, and a part of them is scored apart from the others.
+
+held_out    text of the run's own validation split, in windows of the training context: the reference
+texts       another kind of text, encoded by the run's own tokenizer
+rare        held-out rows in which one of the rarest tokens of the training text is repeated, from a quarter on
+never_seen  the same with a token that the training text does not have
+longer      held-out rows beyond the training context, told apart by position
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapernorm.util.errors import UserError
+
+from ...config.odd_inputs import (
+    HELD_OUT,
+    LONGER,
+    NEVER_SEEN,
+    RARE,
+    RobustnessJob,
+)
+from ...data.blocks import Blocks
+from ...data.origins import origin_of
+from ...data.token_stream import TokenStream
+from ...data.tokenizers import Coder
+from .oddrows import (
+    never_seen,
+    rarest,
+    text_rows,
+    token_counts,
+    with_repeats,
+)
+
+OWN_TEXT = "validation split of the run"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some positions of a trial's rows."""
+
+    name: str
+    label: str
+    first: int  # positions first ... last - 1
+    last: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Rows that every model reads."""
+
+    name: str
+    label: str
+    rows: Tensor  # (n, T+1) int64
+    parts: tuple[Part, ...]
+    origin: str
+
+    def facts(self) -> dict[str, Any]:
+        """What a result says of it; the hash tells whether two runs read the same ids."""
+        return {
+            "label": self.label,
+            "rows": len(self.rows),
+            "rows_sha256": hashlib.sha256(self.rows.contiguous().numpy().tobytes()).hexdigest(),
+            "origin": self.origin,
+            "parts": {part.name: {"label": part.label, "first": part.first, "last": part.last} for part in self.parts},
+        }
+
+
+def trials(job: RobustnessJob, coder: Coder, tokens: Path, texts: Mapping[str, Path]) -> list[Trial]:
+    """All that the models of `job` are tried on.
+
+    Args:
+        tokens: token streams that they were trained on.
+        texts: name -> blocks of the text; the names are the job's.
+
+    Raises:
+        UserError: the streams or a text are of another tokenizer or row length, or too short for a row.
+    """
+    odd = job.robustness
+    train, valid = (TokenStream.open(tokens, split) for split in ("train", "valid"))
+    _require_tokenizer(train.manifest, tokens, coder)
+    if len(valid.tokens) <= (longest := odd.lengths[-1]):
+        raise UserError(
+            f"the validation split in {tokens} has {len(valid.tokens)} tokens, and one row of robustness.lengths takes "
+            f"{longest + 1}: lower them, or raise data.valid_fraction"
+        )
+    own = text_rows(valid.tokens, job.context, seed=odd.seed, limit=odd.max_rows)
+    counts = token_counts(train.tokens, coder.vocab_size)
+    return [
+        _held_out(job, own),
+        *(_foreign(job, coder, name, folder) for name, folder in texts.items()),
+        *_repeated(job, own, counts, barred=coder.eod),
+        _longer(job, text_rows(valid.tokens, longest, seed=odd.seed, limit=odd.max_rows)),
+    ]
+
+
+def _held_out(job: RobustnessJob, rows: Tensor) -> Trial:
+    # What follows the repeats in the trials below, where there are none: they cut off the last ids of a row.
+    plain = Part("unrepeated", "text that follows no repeats", job.place - 1, job.context - job.robustness.repeat)
+    return Trial(HELD_OUT, "held-out text", rows, (_whole(job), plain), OWN_TEXT)
+
+
+def _foreign(job: RobustnessJob, coder: Coder, name: str, folder: Path) -> Trial:
+    blocks = Blocks.open(folder, "valid")
+    _require_tokenizer(blocks.manifest, folder, coder)
+    if (length := blocks.rows.shape[1]) != job.context + 1:
+        raise UserError(
+            f"rows in {folder} have {length} tokens, and models of context {job.context} are tried on rows of "
+            f"{job.context + 1}: cut them again"
+        )
+    rows = blocks.rows.to(torch.int64)
+    return Trial(name, job.robustness.text(name).label, rows, (_whole(job),), origin_of(blocks.manifest))
+
+
+def _repeated(job: RobustnessJob, own: Tensor, counts: Tensor, *, barred: int) -> Iterator[Trial]:
+    """The trials with repeats; none of tokens never seen where the training text has all. `barred` ends documents."""
+    odd, start = job.robustness, job.place
+    end = start + odd.repeat
+    parts = (
+        Part("repeats", "the repeats", start - 1, end - 1),
+        Part("after", "text that follows them", end - 1, job.context),
+    )
+    groups = {
+        RARE: ("rare token repeated", rarest(counts, odd.rare_tokens, barred=barred)),
+        NEVER_SEEN: ("never seen token repeated", never_seen(counts)),
+    }
+    for name, (label, ids) in groups.items():
+        if len(ids):
+            rows = with_repeats(own, ids, place=start, times=odd.repeat, seed=odd.seed, stream=f"repeats/{name}")
+            low, high = int(counts[ids].min()), int(counts[ids].max())
+            often = f"has {low} to {high} times" if high else "never has"
+            which = f"one of {len(ids)} tokens that the training text {often}"
+            yield Trial(name, label, rows, parts, f"{OWN_TEXT}; {which}, {odd.repeat} times from token {start} on")
+
+
+def _longer(job: RobustnessJob, rows: Tensor) -> Trial:
+    parts = tuple(
+        Part(f"to_{last}", f"positions {first}–{last - 1}", first, last)
+        for first, last in pairwise((0, job.context, *job.robustness.lengths))
+    )
+    return Trial(LONGER, "beyond the training context", rows, parts, OWN_TEXT)
+
+
+def _whole(job: RobustnessJob) -> Part:
+    return Part("all", "all positions", 0, job.context)
+
+
+def _require_tokenizer(manifest: Mapping[str, Any], folder: Path, coder: Coder) -> None:
+    found, wanted = manifest["tokenizer_sha256"], coder.manifest["sha256"]
+    if found != wanted:
+        raise UserError(
+            f"{folder} was written with another tokenizer than the one given (sha256 {found[:12]} and {wanted[:12]}): "
+            "write it again with that one"
+        )

@@ -1,0 +1,223 @@
+"""Finished models on odd inputs: whether one without norms blows up where its Baseline does not.
+
+All models of one width and seed, or of one stage and seed, read the same rows, so that each row's losses can be
+compared. n rows, T positions, B rows of a batch, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tapernorm.architectures import vocabulary_of
+from tapernorm.checkpoints.store import load
+from tapernorm.models.decoder import Decoder, lengthen, parameter_count
+from tapernorm.util.atomic_files import read_json, sha256_of, write_json
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import canonical_json, digest
+from tapernorm.util.module_modes import evaluating
+from tapernorm.util.provenance import provenance
+
+from ...config.odd_inputs import (
+    BASELINE,
+    LONGER,
+    TIMES,
+    RobustnessJob,
+)
+from ...data.tokenizers import Coder, open_tokenizer
+from ...training.device import take_device
+from ...training.run_folder import require_vocabulary
+from ..loss_histogram import quantile
+from ..row_losses import TAIL
+from .odd_input_rows import Part, Trial, trials
+
+SCHEMA_VERSION = 1
+WORST = 3  # rows that are named
+
+
+def score_models(
+    job: RobustnessJob,
+    models: Mapping[str, Path],
+    tokens: Path,
+    tokenizer: Path,
+    texts: Mapping[str, Path],
+    out: Path,
+    *,
+    device: str,
+    threads: int,
+    batch: int,
+) -> dict[str, Any]:
+    """Score the models of `job` on every trial, write the statistics to `out`, and return them.
+
+    Args:
+        models: name -> folder of a saved decoder; the names are the job's. A run that diverged left none: it is named
+            in the result, and has no score.
+        tokens: token streams that the models were trained on.
+        texts: name -> blocks of the text; the names are the job's.
+        batch: rows per forward pass; no number depends on it but for rounding.
+
+    Raises:
+        UserError: other models or texts than the job names, of another vocabulary, tokenizer or row length, a model of
+            another context, a file that is missing, or a Baseline that diverged.
+    """
+    _require_names("models", models, job.models)
+    _require_names("texts", texts, [text.name for text in job.robustness.texts])
+    chosen = take_device(device, threads)
+    diverged = [name for name, folder in models.items() if _diverged(folder)]
+    if BASELINE in diverged:
+        raise UserError(f"the Baseline in {models[BASELINE]} diverged, so nothing can be compared with it")
+    coder = open_tokenizer(tokenizer)
+    tried = trials(job, coder, tokens, texts)
+    references: dict[str, Tensor] = {}  # trial -> the Baseline's losses
+    facts, scores, positions = {}, [], {}
+    finished = [name for name in models if name not in diverged]
+    for name in sorted(finished, key=lambda name: name != BASELINE):
+        model = load(models[name], Decoder).float().to(chosen)
+        require_vocabulary(vocabulary_of(model), {"vocab_size": coder.vocab_size}, tokenizer)
+        _require_fit(model, models[name], job)
+        facts[name] = {
+            "label": job.models[name],
+            "parameters": parameter_count(model),
+            "weights_sha256": sha256_of(models[name] / "model.safetensors"),
+        }
+        lengthen(model, job.robustness.lengths[-1])
+        for trial in tried:
+            losses = position_losses(model, trial.rows, batch=batch, device=chosen)
+            reference = references.setdefault(trial.name, losses)
+            for part in trial.parts:
+                found = {"model": name, "trial": trial.name, "part": part.name}
+                beside = None if name == BASELINE else reference
+                scores.append(found | part_scores(losses, beside, trial, part, coder))
+            if trial.name == LONGER:
+                positions[name] = _means(losses.mean(dim=0), job.robustness.position_bin)
+    result = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "robustness",
+        "job": job.model_dump(mode="json"),
+        "vocab_size": coder.vocab_size,
+        "models": facts,
+        "diverged": diverged,
+        "trials": {trial.name: trial.facts() for trial in tried},
+        "scores": scores,
+        "positions": positions,
+        "provenance": provenance(
+            config_hash=digest(canonical_json(job)),
+            device=torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else "cpu",
+            seed=job.seed,
+        ),
+    }
+    write_json(out, result)
+    return result
+
+
+@torch.no_grad()
+def position_losses(model: Decoder, rows: Tensor, *, batch: int, device: torch.device) -> Tensor:
+    """(n, T) float64 on the CPU: cross-entropy of each id of rows (n, T+1) but the first, in nats, given those before.
+
+    Runs in the model's own dtype, losses in float32 or wider. The model is in eval mode for the pass, and nothing of
+    it changes. What is not a number, or infinite, is returned as it is.
+    """
+    losses = torch.empty(len(rows), rows.shape[1] - 1, dtype=torch.float64)
+    with evaluating(model):
+        for first in range(0, len(rows), batch):
+            ids = rows[first : first + batch].to(device)
+            logits = model(ids[:, :-1])  # (B, T, V)
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).transpose(1, 2)
+            losses[first : first + len(ids)] = F.cross_entropy(wide, ids[:, 1:], reduction="none").double().cpu()
+    return losses
+
+
+def part_scores(losses: Tensor, reference: Tensor | None, trial: Trial, part: Part, coder: Coder) -> dict[str, Any]:
+    """Statistics of one model's losses (n, T) in one part of a trial, and of its rows against the Baseline's."""
+    here = losses[:, part.first : part.last]
+    rows = here.mean(dim=1)
+    worst = torch.argsort(rows, descending=True, stable=True)[:WORST].tolist()  # NaN first
+    named = [
+        {"row": i, "ce": _number(rows[i]), "text": coder.decode(trial.rows[i, part.first + 1 : part.last + 1].tolist())}
+        for i in worst
+    ]
+    beside = None
+    if reference is not None:
+        beside = beside_baseline(
+            rows, reference[:, part.first : part.last].mean(dim=1), guess=math.log(coder.vocab_size)
+        )
+    return {"rows": tail(rows), "tokens": tail(here.flatten()), "beside_baseline": beside, "worst": named}
+
+
+def tail(values: Tensor) -> dict[str, float | int | None]:
+    """Mean, median, 99.9th percentile and maximum of losses (m,), and how many are not finite.
+
+    One that is not finite counts as worse than any number: it leaves no mean and no maximum (None), and a quantile only
+    where it does not reach that far.
+    """
+    ordered = values.sort().values  # NaN last
+    count = len(ordered)
+    found = {
+        "mean": values.mean(),
+        "median": quantile(lambda rank: ordered[rank].item(), count, 0.5),
+        "p99_9": quantile(lambda rank: ordered[rank].item(), count, TAIL),
+        "max": ordered[-1],
+    }
+    return {**{name: _number(value) for name, value in found.items()}, "nonfinite": int((~values.isfinite()).sum())}
+
+
+def beside_baseline(rows: Tensor, reference: Tensor, *, guess: float) -> dict[str, float | int | None]:
+    """Losses of rows (n,) against the Baseline's on the same ones: excess in nats, and how many blow up on one side.
+
+    `guess` is the loss of a uniform guess. Rows that the Baseline itself loses have no excess.
+    """
+    excess = torch.where(reference.isfinite(), rows - reference, -math.inf)
+    worst = int(torch.argmax(excess))
+    return {
+        "excess_p99_9": tail(excess)["p99_9"],
+        "excess_max": _number(excess[worst]),
+        "excess_row": worst,
+        "blown": blown(rows, reference, guess=guess),
+        "baseline_blown": blown(reference, rows, guess=guess),
+    }
+
+
+def blown(rows: Tensor, reference: Tensor, *, guess: float) -> int:
+    """How many rows have more than `TIMES` the loss that they have in `reference`, and more than a guess; or lost it.
+
+    The second condition is for rows that are almost free of loss: twice nothing is no failure.
+    """
+    larger = (rows > TIMES * reference) & (rows > guess)
+    return int((larger | (~rows.isfinite() & reference.isfinite())).sum())
+
+
+def _diverged(folder: Path) -> bool:
+    """Whether the run there left a result that says so, and no model."""
+    result = folder / "result.json"
+    return result.is_file() and "diverged" in read_json(result)
+
+
+def _means(by_position: Tensor, width: int) -> list[float | None]:
+    """Means over bins of `width` positions."""
+    return [_number(value) for value in by_position.view(-1, width).mean(dim=1)]
+
+
+def _number(value: Tensor | float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _require_names(what: str, given: Mapping[str, Path], wanted: Iterable[str]) -> None:
+    wanted = list(wanted)
+    if given.keys() != set(wanted):
+        raise UserError(
+            f"the job names the {what} {', '.join(wanted) or '(none)'}, and given were {', '.join(given) or 'none'}: "
+            "give the same"
+        )
+
+
+def _require_fit(model: Decoder, folder: Path, job: RobustnessJob) -> None:
+    found = (model.config.d_model, model.config.context)
+    if found != (job.d_model, job.context):
+        raise UserError(
+            f"the model in {folder} has d_model {found[0]} and context {found[1]}, and the job says {job.d_model} and"
+            f" {job.context}: give the models that it means"
+        )

@@ -1,0 +1,150 @@
+"""One pre-training job: build the model of its variant, train it, score it at g = 0, publish (method.md section 9)."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tapernorm.architectures import select_norms
+from tapernorm.models.decoder import Decoder
+from tapernorm.schedule import GateSchedule
+from tapernorm.taper import Taper, attach_norms
+from tapernorm.util.rng import generator
+
+from ..config.jobs import PretrainJob
+from ..config.sections import HardwareConfig, Strict
+from ..data.token_stream import TokenStream, windows
+from ..training.device import take_device
+from ..training.norm_driver import NormDriver
+from ..training.optimizer import Optimisation
+from ..training.run_folder import (
+    data_hashes,
+    require_vocabulary,
+    run_training,
+    training_work,
+)
+from ..training.trainer import Plan, Trainer
+from ..training.validation_loss import Evaluation, evaluate, scoring_windows
+from .radial_gradient import radial_share
+from .taper_start_jump import ScoredTaper
+
+_RADIAL_TOKENS = 1024  # of the validation split, on which Prop. 4.1 is measured
+
+
+def pretrain(
+    job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Run (or resume) `job` on the token streams in `tokens`; write its results to `out` and return them.
+
+    Raises:
+        UserError: the streams do not fit the job, `out` is another job's and not to be overwritten, another process
+            holds it, or the run diverged.
+    """
+
+    def drive(model: Decoder, _: Callable[[], Evaluation]) -> Taper | None:
+        return attach_variant(model, job)
+
+    return train_decoder("pretrain", job, job, _unchanged, drive, tokens, out, hardware, overwrite=overwrite)
+
+
+def _unchanged(model: Decoder) -> None:
+    """The paper's variants change nothing in a model but its norms, by attaching."""
+
+
+def train_decoder(
+    kind: str,
+    identity: Strict,
+    job: PretrainJob,
+    prepare: Callable[[Decoder], None],
+    drive: Callable[[Decoder, Callable[[], Evaluation]], NormDriver | None],
+    tokens: Path,
+    out: Path,
+    hardware: HardwareConfig,
+    *,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Run (or resume) one training of a decoder; write its results to `out` and return them.
+
+    Args:
+        kind: what result.json says it is.
+        identity: all that defines its numbers, `job` and more: what its checkpoints and result.json are of.
+        job: how it is trained.
+        prepare: changes the fresh model.
+        drive: gives it what drives its norms; that may score the model by the function that it gets.
+
+    Raises:
+        UserError: as `pretrain`.
+    """
+    device = take_device(hardware.device, hardware.threads)
+    train_stream, valid_stream = (TokenStream.open(tokens, split) for split in ("train", "valid"))
+    require_vocabulary(job.model.vocab_size, train_stream.manifest, tokens)
+
+    def batch_at(step: int) -> tuple[Tensor, Tensor]:
+        shape = {"batch": job.train.batch, "context": job.model.context}
+        both = windows(train_stream, seed=job.seed, step=step, **shape)
+        return both[:, :-1], both[:, 1:]
+
+    batch_at(0)  # a stream that is too short is refused before any work
+    work = training_work(kind, identity, data_hashes(train_stream.manifest))
+
+    def make_trainer(folder: Path) -> Trainer:
+        model = Decoder(job.model).initialize(generator(job.seed, "init"))
+        prepare(model)
+        model.to(device)
+
+        def validate() -> Evaluation:
+            return evaluate(
+                model,
+                valid_stream.tokens,
+                text_bytes=valid_stream.split["bytes"],
+                context=job.model.context,
+                batch=job.train.batch,
+                device=device,
+            )
+
+        plan = Plan(
+            label=f"{job.variant} d{job.model.d_model} seed{job.seed}",
+            seed=job.seed,
+            steps=job.steps,
+            optimisation=Optimisation.of_pretraining(job.train, job.steps),
+            hardware=hardware,
+            batch_at=batch_at,
+            validate=validate,
+            tokens_per_step=job.train.batch * job.model.context,
+            fingerprint=work.fingerprint,
+            folder=folder,
+            events=out / "tensorboard" if hardware.tensorboard else None,
+        )
+        return Trainer(model, drive(model, validate), plan)
+
+    def details(trainer: Trainer) -> dict[str, Any]:
+        some = max(1, _RADIAL_TOKENS // job.model.context)
+        inputs, targets = next(scoring_windows(valid_stream.tokens, context=job.model.context, batch=some))
+        share = radial_share(trainer.model, inputs.to(device), targets.to(device))
+        return {**taper_details(trainer), "radial": {"share": share, "tokens": targets.numel()}}
+
+    return run_training(work, identity, out, make_trainer, details, overwrite=overwrite)
+
+
+def attach_variant(model: Decoder, job: PretrainJob, *, sites: Sequence[str] | None = None) -> Taper | None:
+    """Attach the taper of the job's variant; the Baseline has none. `sites`: other internal norms than all of them."""
+    if job.taper is None:
+        return None
+    return attach_norms(
+        model,
+        select_norms(model, final=job.variant.startswith("all"), sites=sites),
+        schedule=GateSchedule.from_fractions(job.steps, job.taper.start_fraction, job.taper.end_fraction),
+        ema_rate=job.taper.ema_rate,
+        anchor_weight=job.taper.anchor_weight,
+    )
+
+
+def taper_details(trainer: Trainer) -> dict[str, Any]:
+    """Each norm's constant, the scale target and what was scored at the taper start, for result.json."""
+    driver = trainer.driver
+    return {
+        **({"taper_start": driver.values()} if isinstance(driver, ScoredTaper) else {}),
+        "norms": {} if driver is None else {name: {"c": c} for name, c in driver.constants.items()},
+        "scale_target": None if driver is None or driver.scale_target is None else driver.scale_target.item(),
+    }

@@ -1,0 +1,51 @@
+"""How much of the pre-logit gradient points along the residual stream: Prop. 4.1, on a trained model (section 7)."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tapernorm.architectures import architecture_of, logits_of
+from tapernorm.scale_loss import ScaleProbe
+
+
+def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+    """Mean over tokens of |<grad_h CE, h>| / (||grad_h CE|| ||h||), h the input of the final norm, in float64.
+
+    Zero but for eps where a final norm divides by the scale of h; with a linear map in its place it is not. A token
+    without any gradient has no radial one: behind a bounded map, such as DyT, a saturated one has none.
+
+    Args:
+        inputs: ids (B, T), whose stream h the model computes in its own precision.
+        targets: ids (B, T).
+    """
+    h = _pre_logit(model, inputs).double().requires_grad_()  # (B, T, D)
+    arch = architecture_of(model)
+    norm, head = (copy.deepcopy(model.get_submodule(name)).double() for name in (arch.final, arch.head))
+    ScaleProbe.remove(norm)
+    loss = F.cross_entropy(head(norm(h)).flatten(0, 1), targets.flatten(), reduction="sum")  # a token's own, unscaled
+    (gradient,) = torch.autograd.grad(loss, h)
+    along = (gradient * h).sum(-1).abs()
+    most = gradient.norm(dim=-1) * h.norm(dim=-1)
+    return torch.where(most > 0, along / most, 0.0).mean().item()
+
+
+@torch.no_grad()
+def _pre_logit(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The input (B, T, D) of the final norm, in evaluation mode."""
+    kept: list[Tensor] = []
+
+    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+        kept.append(args[0].detach())
+
+    training = model.training
+    hook = model.get_submodule(architecture_of(model).final).register_forward_pre_hook(keep)
+    try:
+        model.eval()
+        logits_of(model, inputs)
+    finally:
+        hook.remove()
+        model.train(training)
+    return kept[0]

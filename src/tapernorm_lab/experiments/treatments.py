@@ -1,0 +1,77 @@
+"""Beyond the paper: what the arms of a study change in a model and in its taper (`study_settings.Treatment`).
+
+model = Decoder(job.pretrain.model).initialize(...)
+prepare(model, job.treatment)
+taper = attach(model, job, validate)
+"""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from tapernorm.models.decoder import Decoder
+from tapernorm.norms import TaperNorm
+from tapernorm.scale_loss import relative_target_loss
+from tapernorm.taper import Taper
+
+from ..config.study import ArmJob, Treatment
+from ..models.c_per_feature import make_featurewise
+from ..models.dyt_derf import replace_norms, scale_embedding
+from ..models.logit_temperature import temper
+from ..training.validation_loss import Evaluation
+from .pretrain import attach_variant
+from .study_anchor import ScaleLossAlone
+from .taper_start_jump import ScoredTaper
+
+
+def prepare(model: Decoder, treatment: Treatment | None) -> None:
+    """Change the modules of a fresh model, in place, before a taper is attached; None changes nothing.
+
+    The matrices stay those that the model was initialised with: arms of one seed start from the same ones.
+
+    Raises:
+        UserError: two changes do not go together.
+    """
+    if treatment is None:
+        return
+    if (rival := treatment.norm) is not None:
+        replace_norms(
+            model,
+            rival.kind,
+            alpha=rival.alpha_init,
+            attention_alpha=rival.attention_alpha_init,
+            final_gain=rival.final_gain_init or 1.0,
+        )
+        if rival.embedding_scale:
+            scale_embedding(model, rival.embedding_scale_init)
+    if treatment.embedding_scale:
+        scale_embedding(model)
+    if treatment.final_gain_init is not None:
+        nn.init.constant_(model.model.norm.weight, treatment.final_gain_init)
+    if treatment.temperature:
+        temper(model.model.norm)
+
+
+def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> Taper | None:
+    """Attach the taper of the arm, changed by its treatment; None for an arm that tapers nothing.
+
+    Args:
+        validate: scores the model as it stands; called twice, at the taper start (`ScoredTaper`), if norms are tapered.
+
+    Raises:
+        UserError: a norm to be tapered is no plain one.
+    """
+    treatment = job.treatment or Treatment.model_construct()
+    sites = () if treatment.sites == "final" or treatment.anchor_only else None
+    taper = attach_variant(model, job.pretrain, sites=sites)
+    if taper is None:
+        return None
+    if treatment.anchor == "relative":
+        taper.scale_loss = relative_target_loss
+    if treatment.calibration == "vector":
+        for norm in map(model.get_submodule, taper.swapped):
+            assert isinstance(norm, TaperNorm)
+            make_featurewise(norm)
+    if treatment.anchor_only:
+        return ScaleLossAlone.of(taper)
+    return ScoredTaper.of(taper, validate)

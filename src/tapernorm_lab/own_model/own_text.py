@@ -1,0 +1,196 @@
+"""Text of one's own as blocks of a model's own tokens: made once and kept, or only looked through."""
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tapernorm.architectures import vocabulary_of
+from tapernorm.util.atomic_files import read_json, sha256_of, write_json
+from tapernorm.util.errors import settings_named
+from tapernorm.util.hashing import digest
+
+from ..config.jobs import BlocksJob, CorpusJob
+from ..config.sections import OWN_SPLIT, DataConfig
+from ..data.blocks import Blocks, require_a_row, write_blocks
+from ..data.corpus import (
+    Reading,
+    Split,
+    build_corpus,
+    read_documents,
+    told_of,
+)
+from ..data.hf_tokenizer import save_hub_tokenizer
+from ..data.manifest import read_manifest
+from ..data.passages import identity_of
+from ..data.sources import open_source
+from ..data.tokenizers import Coder
+from .options import (
+    HELD_OUT,
+    Request,
+    check,
+    words_of,
+)
+
+Seen = dict[str, dict[str, int]]  # scored text -> how many `documents` of its `of` distinct ones are training text
+_SEEN = "seen.json"
+_VALID_ROWS = 1000  # scored, at most
+_READ = 1 << 28  # characters that are read of a text that is looked through, where there are so many
+_PREFIX = 32  # characters of a document, per token that a row still lacks, that are encoded
+
+
+def prepare(request: Request, base: Path, model: nn.Module, context: int) -> dict[tuple[str, str], Blocks]:
+    """Text into blocks, under `out`/data, unless they lie there; (corpus, split) -> blocks.
+
+    Raises:
+        UserError: a text cannot be read, a split is empty, or a name is taken.
+    """
+    tokenizer = request.out / "tokenizer"
+    save_hub_tokenizer(base, tokenizer, vocab_size=vocabulary_of(model))
+    blocks = {}
+    for name, data in check(request).corpora.items():
+        with settings_named(words_of(name)):
+            folder = _blocks_of(request.out / "data" / name, data, tokenizer, context)
+        for split in _splits_of(name):
+            blocks[name, split] = Blocks.open(folder, split)
+    for line in overlaps(_compared(request), request):
+        print(line, file=sys.stderr)
+    return blocks
+
+
+def look_through(request: Request, coder: Coder, context: int) -> list[str]:
+    """Read the texts as `prepare` does, and write nothing; what there is to tell of them.
+
+    Of a long text only as much is read as gives every split a row, and at least `_READ` characters.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    corpora, told = check(request).corpora, []
+    scored: dict[str, set[bytes]] = {name: set() for name in corpora if name != HELD_OUT}
+    trained: set[bytes] = set()
+    for name in (*scored, HELD_OUT):
+        if hub := [data.source for data in corpora[name] if data.source in OWN_SPLIT]:
+            told.append(f"not looked through: {', '.join(hub)} would have to be downloaded first")
+            continue
+        with settings_named(words_of(name)):
+            reading = Reading(CorpusJob(data=corpora[name]))
+            counts: dict[Split, dict[str, int]] = {}
+            for split in _splits_of(name):
+                seen = trained if split == "train" and scored else scored.get(name)
+                counts[split] = _look(reading, split, coder, context, seen)
+            reading.refuse_empty({split: count["documents"] for split, count in counts.items()})
+            for split, count in counts.items():
+                require_a_row(split, count["tokens"], context)
+        if (passages := reading.passages) is not None:
+            trained.update(map(bytes.fromhex, passages["sha256"]))
+            told.append(told_of(counts, passages))
+    return [*told, *overlaps(_shared(scored, trained), request)]
+
+
+def overlaps(seen: Seen, request: Request) -> list[str]:
+    """A line for each scored text that is training text too."""
+    texts = dict(request.scored)
+    return [
+        f"--score {name}={texts[name]} is seen in training: {count['documents']} of its {count['of']} documents are in "
+        f"--data {' '.join(request.data)} as well"
+        for name, count in seen.items()
+    ]
+
+
+def seen_in_training(run: Path) -> Seen:
+    """What of the scored texts of a run is training text."""
+    path = run / "data" / _SEEN
+    return read_json(path)["seen"] if path.is_file() else {}
+
+
+def _splits_of(name: str) -> tuple[Split, ...]:
+    return ("valid", "train") if name == HELD_OUT else ("valid",)
+
+
+def _look(reading: Reading, split: Split, coder: Coder, context: int, seen: set[bytes] | None) -> dict[str, int]:
+    """Documents, bytes and tokens of one split, tokens up to `context`; identities of its documents go into `seen`."""
+    counts = {"documents": 0, "bytes": 0, "tokens": 0}
+    read = 0
+    for _, text in reading.documents(split):
+        if seen is not None:
+            seen.add(identity_of(text))
+        lacking = context - counts["tokens"]
+        if lacking > 0:
+            ids = coder.encode(text[: lacking * _PREFIX])
+            if len(ids) + 1 < lacking < len(text):
+                ids = coder.encode(text)
+            counts["tokens"] += len(ids) + 1
+        counts["documents"] += 1
+        counts["bytes"] += len(text.encode("utf-8"))
+        read += len(text)
+        if lacking <= 0 and read > _READ:
+            break
+    return counts
+
+
+def _compared(request: Request) -> Seen:
+    """What of the scored texts is training text, from the corpora under `out`/data; kept beside them."""
+    folder, names = request.out / "data", [name for name, _ in request.scored]
+    manifests = {name: read_manifest(folder / name / "corpus", "corpus") for name in (HELD_OUT, *names)}
+    identity = digest({name: manifest["splits"] for name, manifest in manifests.items()})
+    path = folder / _SEEN
+    if path.is_file() and (known := read_json(path)).get("identity") == identity:
+        return known["seen"]
+    scored = {name: set(map(identity_of, read_documents(folder / name / "corpus/valid.jsonl"))) for name in names}
+    trained = set().union(*scored.values()).intersection(_trained(folder, manifests[HELD_OUT])) if names else set()
+    seen = _shared(scored, trained)
+    write_json(path, {"identity": identity, "seen": seen})
+    return seen
+
+
+def _trained(folder: Path, manifest: Mapping[str, Any]) -> Iterator[bytes]:
+    """Identities of the documents that are trained on, in whole or in passages."""
+    yield from map(bytes.fromhex, manifest.get("passages", {}).get("sha256", []))
+    yield from map(identity_of, read_documents(folder / HELD_OUT / "corpus/train.jsonl"))
+
+
+def _shared(scored: Mapping[str, Collection[bytes]], trained: set[bytes]) -> Seen:
+    counts = {name: {"documents": len(trained.intersection(ids)), "of": len(ids)} for name, ids in scored.items()}
+    return {name: count for name, count in counts.items() if count["documents"]}
+
+
+def _blocks_of(folder: Path, data: tuple[DataConfig, ...], tokenizer: Path, context: int) -> Path:
+    corpus_job = CorpusJob(data=data)
+    blocks_job = BlocksJob(context=context, block_documents=None, max_rows=_VALID_ROWS)
+    identity = {
+        "text": text_digest(data),
+        "blocks": digest([blocks_job.model_dump(mode="json"), read_manifest(tokenizer, "tokenizer")["sha256"]]),
+    }
+    if not _is_whole(folder / "blocks"):
+        for stage in ("text", "blocks"):  # what was made before is damaged, or only in part there
+            (folder / f"{stage}.json").unlink(missing_ok=True)
+    _once(folder, "text", identity, lambda: build_corpus(corpus_job, folder / "corpus"))
+    _once(folder, "blocks", identity, lambda: write_blocks(blocks_job, folder / "corpus", tokenizer, folder / "blocks"))
+    return folder / "blocks"
+
+
+def text_digest(data: Sequence[DataConfig]) -> str:
+    """Digest of texts: of what names them, and of the files or packages behind that."""
+    return digest([CorpusJob(data=tuple(data)).model_dump(mode="json"), [open_source(d).details for d in data]])
+
+
+def _is_whole(blocks: Path) -> bool:
+    """Whether every split in a folder of blocks is the one that its manifest describes."""
+    if not (blocks / "manifest.json").is_file():
+        return False
+    splits = read_manifest(blocks, "blocks")["splits"]
+    files = {blocks / f"{name}.bin": split["sha256"] for name, split in splits.items()}
+    return all(path.is_file() and sha256_of(path) == sha256 for path, sha256 in files.items())
+
+
+def _once(folder: Path, stage: str, identity: Mapping[str, str], make: Callable[[], Any]) -> None:
+    """Make a stage unless the same was made before; a new text makes its blocks anew."""
+    done = folder / f"{stage}.json"
+    wanted = identity if stage == "blocks" else {"text": identity["text"]}
+    if not done.is_file() or read_json(done) != wanted:
+        done.unlink(missing_ok=True)
+        make()
+        write_json(done, wanted)

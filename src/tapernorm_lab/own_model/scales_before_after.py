@@ -1,0 +1,122 @@
+"""The scales of a finished taper of one's own: its base model's and its own, on the text that it held out."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tapernorm.architectures import architecture_of
+from tapernorm.checkpoints.pretrained import find, load_pretrained, model_digest
+from tapernorm.checkpoints.store import load
+from tapernorm.norms import TaperNorm
+from tapernorm.spread import Outlier, ScaleSpread, measure
+from tapernorm.util.atomic_files import read_json, sha256_of, write_json
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import digest
+from tapernorm.util.provenance import provenance
+
+from ..data.blocks import Blocks
+from ..data.origins import origin_of
+from ..data.tokenizers import Coder, open_tokenizer, piece_of
+from ..training.device import take_device
+from .options import HELD_OUT
+
+SCHEMA_VERSION = 1
+KIND = "spread"
+BEFORE, AFTER = "before", "after"
+_BATCH = 4  # rows per forward pass
+
+
+def spread_run(run: Path, out: Path, *, tokens: int, device: str, threads: int) -> dict[str, Any]:
+    """Measure base and tapered model of `run` on about `tokens` tokens; write and return `out`, unless it is there.
+
+    Raises:
+        UserError: the folder holds no finished taper of one's own, or its base model is not what it was.
+    """
+    told = result_of(run)
+    base = find(told["base"]["source"])
+    if model_digest(base) != told["base"]["digest"]:
+        raise UserError(f"{base} is no longer the model that {run} was made from: its digest differs")
+    blocks = Blocks.open(run / "data" / HELD_OUT / "blocks", "valid")
+    rows = blocks.rows[: max(2, tokens // blocks.rows.shape[1])]
+    weights = sha256_of(run / "model.safetensors")
+    identity = digest([weights, told["base"]["digest"], blocks.split["sha256"], len(rows)])
+    if out.is_file() and (known := read_json(out)).get("identity") == identity:
+        return known
+    chosen = take_device(device, threads)
+    before = measure(load_pretrained(base).to(chosen), rows, batch=_BATCH)
+    tapered = load(run).to(chosen)
+    after = measure(tapered, rows, batch=_BATCH)
+    coder = open_tokenizer(run / "tokenizer")
+    constants = _constants(tapered)
+    result = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "identity": identity,
+        "base": {key: told["base"][key] for key in ("source", "commit", "digest")},
+        "job": told["job"],
+        "text": origin_of(blocks.manifest),
+        "rows": len(rows),
+        "context": rows.shape[1],
+        "norms": [
+            {
+                "norm": name,
+                "c": constants.get(name),
+                BEFORE: _entry(before[name], rows, coder),
+                AFTER: _entry(after[name], rows, coder),
+            }
+            for name in before
+        ],
+        "provenance": provenance(
+            config_hash=told["provenance"]["config_hash"],
+            weights_sha256=weights,
+            device=torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else "cpu",
+            seed=told["job"]["seed"],
+        ),
+    }
+    write_json(out, result)
+    return result
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    """The result of a finished taper of one's own.
+
+    Raises:
+        UserError: the folder holds none.
+    """
+    if not (run / "result.json").is_file():
+        raise UserError(f"{run} holds no result.json: give the run folder of a finished `tapernorm taper`")
+    told = read_json(run / "result.json")
+    if "base" not in told:
+        raise UserError(f"{run} is no run of `tapernorm taper`: it does not say which model it was made from")
+    return told
+
+
+def _constants(model: nn.Module) -> dict[str, float]:
+    """c of every norm that is gone."""
+    norms = {name: model.get_submodule(name) for name in architecture_of(model).norms(model)}
+    return {name: norm.c.mean().item() for name, norm in norms.items() if isinstance(norm, TaperNorm)}
+
+
+def _entry(spread: ScaleSpread, rows: Tensor, coder: Coder) -> dict[str, Any]:
+    """One norm's scales for JSON; a number that is not finite is None."""
+    return {
+        "first": _number(spread.first),
+        "quantiles": {f"{q:g}": _number(value) for q, value in spread.quantiles.items()},
+        "nonfinite": spread.nonfinite,
+        "worst": [_told(outlier, rows, coder) for outlier in spread.worst],
+    }
+
+
+def _told(outlier: Outlier, rows: Tensor, coder: Coder) -> dict[str, Any]:
+    return {
+        "row": outlier.row,
+        "position": outlier.position,
+        "piece": piece_of(coder, rows[outlier.row].tolist(), outlier.position),
+        "scale": _number(outlier.scale),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if torch.tensor(value).isfinite() else None

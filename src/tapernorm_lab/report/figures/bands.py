@@ -1,0 +1,110 @@
+"""From curves of single seeds to what a figure draws: a median over seeds and the band around it."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tapernorm.util.errors import UserError
+
+from .. import statistics as stats
+
+GAP = "ce_gap_percent"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The columns that tell one curve from another, seeds apart, and the curve that others are compared with."""
+
+    group: str
+    member: str
+    reference: str
+
+
+PRETRAINING = Keys(group="d_model", member="variant", reference="baseline")
+FINETUNING = Keys(group="size", member="method", reference="vanilla")
+
+
+def across_seeds(
+    curves: pd.DataFrame, metric: str, *, window: int | None = None, keys: Keys = PRETRAINING
+) -> pd.DataFrame:
+    """Median and 2.5-97.5 percentile over seeds of `metric`, each seed smoothed first.
+
+    Takes curves of one member of one group, such as one variant at one width; `window` is `smoothing_window`'s, if none
+    is given.
+
+    Returns:
+        One row per logged step: step, n (seeds), window (points of the rolling mean), median, low, high
+        (NaN with one seed), and raw_median, the median of the unsmoothed curves.
+
+    Raises:
+        UserError: the metric was not logged, or not at the same steps by every seed.
+    """
+    if metric not in curves or not has(curves, metric):
+        raise UserError(f"no step of {_job(curves, keys)} logs {metric}: make the rows again from complete runs")
+    table = curves.dropna(subset=[metric]).pivot(index="seed", columns="step", values=metric)
+    if table.isna().to_numpy().any():
+        uneven = table.index[table.isna().any(axis=1)].tolist()
+        raise UserError(
+            f"the seeds of {_job(curves, keys)} log {metric} at different steps (seeds {uneven} lack some): "
+            "run them with the same steps and train.log_every"
+        )
+    raw = table.to_numpy()
+    window = smoothing_window(raw.shape[1]) if window is None else window
+    median, low, high = stats.band([stats.rolling_mean(curve, window) for curve in raw])
+    raw_median, _, _ = stats.band(raw)
+    columns = {"n": len(raw), "window": window, "median": median, "low": low, "high": high, "raw_median": raw_median}
+    return pd.DataFrame({"step": table.columns, **columns})
+
+
+def smoothing_window(points: int) -> int:
+    """About 2 % of a curve's logged points, odd; fewer than a hundred points are not smoothed."""
+    return 2 * (points // 100) + 1
+
+
+def with_gap(curves: pd.DataFrame, *, metric: str = "ce", gap: str = GAP, keys: Keys = PRETRAINING) -> pd.DataFrame:
+    """Add `gap`, 100 (L - L of the reference)/(L of the reference) of the same seed and step; NaN without one.
+
+    For the training loss that is of the same batch.
+    """
+    key = [keys.group, "seed", "step"]
+    renamed = where(curves, **{keys.member: keys.reference}).rename(columns={metric: "reference"})
+    reference = pd.DataFrame(renamed, columns=[*key, "reference"])
+    both = curves.merge(reference, on=key, how="left", validate="many_to_one")
+    both[gap] = 100 * (both[metric] - both["reference"]) / both["reference"]
+    return both.drop(columns="reference")
+
+
+def gate(curves: pd.DataFrame, *, keys: Keys = PRETRAINING) -> pd.DataFrame:
+    """The one gate that the tapered members of a group share: step and gate.
+
+    Raises:
+        UserError: they were run on different schedules.
+    """
+    tapered = curves[curves[keys.member] != keys.reference]
+    logged = pd.DataFrame(tapered if len(tapered) else curves).dropna(subset=["gate"])
+    distinct = logged.drop_duplicates(["step", "gate"]).sort_values("step", ignore_index=True)
+    if uneven := [step for step, following in pairwise(distinct["step"].tolist()) if step == following]:
+        raise UserError(
+            f"the runs at {keys.group} {logged[keys.group].iloc[0]} differ in their gate at step {uneven[0]}: "
+            "one figure shows one schedule; run them with the same taper settings"
+        )
+    return pd.DataFrame(distinct, columns=["step", "gate"])
+
+
+def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
+    """The rows in which each named column has the given value."""
+    for column, value in equal.items():
+        frame = frame.loc[np.asarray(frame[column]) == value]
+    return frame
+
+
+def has(curves: pd.DataFrame, metric: str) -> bool:
+    """Whether any row holds a value of `metric`."""
+    return bool(curves[metric].notna().any())
+
+
+def _job(curves: pd.DataFrame, keys: Keys) -> str:
+    return f"{curves[keys.member].iloc[0]} at {keys.group} {curves[keys.group].iloc[0]}"

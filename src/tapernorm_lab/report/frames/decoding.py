@@ -1,0 +1,196 @@
+"""JSON of a decoding benchmark -> one tidy row per phase, mode, batch, prompt and arm."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tapernorm.util.errors import UserError
+
+from ...config.sections import VARIANT_LABELS
+from ...experiments.speed.interleaved_timing import (
+    Interval,
+    Samples,
+    bootstrap_median,
+    paired_speedup,
+)
+from ..read_json import read_document, value_at
+
+NAN = math.nan
+
+DECODE, LAST_TOKEN, RIVALS = "bench_decode", "bench_last_token", "bench_rivals"  # the kinds of file
+BASELINES = ("baseline", "baseline_naive")  # with F.rms_norm, and with the several-op norm
+ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")
+RIVAL_ARMS = ("dyt", "derf")  # in files of the kind bench_rivals, beside those
+MODES = {"eager": "eager", "compile": "torch.compile", "cudagraph": "CUDA graph"}
+PHASES = ("decode", "prefill", "forward")
+CELL = ("phase", "mode", "batch", "prompt")  # within it, arms are paired round by round
+
+# Column of the rows -> where the file holds it, the same for every row.
+_FACTS = {
+    "variant": "job.variant",
+    "d_model": "job.d_model",
+    "n_layer": "job.n_layer",
+    "n_head": "job.n_head",
+    "vocab_size": "job.vocab_size",
+    "dtype": "job.dtype",
+    "warmup": "job.warmup",  # untimed rounds
+    "device": "machine.device",
+    "threads": "machine.threads",
+    "tf32": "machine.tf32",  # null where the device has none
+    "load_before": "machine.load_before",  # of the machine, null where it tells none
+    "load_after": "machine.load_after",
+    "torch": "provenance.packages.torch",
+    "python": "provenance.python",
+    "commit": "provenance.commit",  # null outside git
+}
+_DECODE_FACTS = {"new_tokens": "job.new_tokens", "block": "job.block"}  # block: steps between synchronisations
+_ENTRY = (*CELL, "arm", "seconds", "tokens", "bytes_per_token")
+
+Row = dict[str, Any]
+Cell = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A benchmark file, summarised."""
+
+    rows: list[Row]
+    facts: Row  # what every row shares
+    clocks: Mapping[str, Any]
+    checks: Mapping[str, Mapping[str, float]]  # arm -> largest_logit_difference, logit_scale
+    unavailable: Mapping[str, str]  # mode -> why it could not be measured
+    read_bandwidth: Interval | None  # bytes/s, measured on the same device
+
+    @property
+    def records(self) -> list[Row]:
+        """Every row with the facts that all of them share."""
+        return [{**row, **self.facts} for row in self.rows]
+
+    def where(self, **values: object) -> list[Row]:
+        """Rows whose columns hold these values."""
+        return [row for row in self.rows if all(row[column] == value for column, value in values.items())]
+
+
+def read(path: Path, *, kind: str = DECODE) -> Bench:
+    """Read and summarise one benchmark file of this `kind`.
+
+    Raises:
+        UserError: the file is missing, damaged, of another kind or schema, or its samples cannot be paired.
+    """
+    path = Path(path)
+    document = read_document(path, kind)
+    places = _FACTS | ({} if kind == LAST_TOKEN else _DECODE_FACTS)
+    facts = {column: value_at(document, place, path) for column, place in places.items()}
+    if facts["variant"] not in VARIANT_LABELS:
+        raise UserError(
+            f"{path}: variant {facts['variant']!r} is none of {', '.join(VARIANT_LABELS)}: bench one of them"
+        )
+    bandwidth = (document.get("read_bandwidth") or {}).get("bytes_per_s")
+    read_bandwidth = bootstrap_median(bandwidth) if bandwidth else None
+    facts["read_bytes_per_s"] = read_bandwidth.value if read_bandwidth else NAN
+    return Bench(
+        rows=bench_rows(value_at(document, "cells", path), facts["read_bytes_per_s"], str(path)),
+        facts=facts,
+        clocks=value_at(document, "machine", path).get("clocks") or {},
+        checks=value_at(document, "checks", path),
+        unavailable={entry["mode"]: entry["reason"] for entry in value_at(document, "unavailable", path)},
+        read_bandwidth=read_bandwidth,
+    )
+
+
+def bench_rows(
+    cells: Sequence[Mapping[str, Any]], read_bytes_per_s: float = NAN, where: str = "the bench"
+) -> list[Row]:
+    """One row per entry of `cells`, in order of phase, mode, batch, prompt and arm.
+
+    Columns: n (rounds), tokens (per sample), tokens_per_s, ratio_baseline and ratio_baseline_naive (speed relative to
+    either, paired by round), each with _low and _high (95 % bootstrap, NaN with one round);
+    bytes_per_token; bytes_per_s = bytes_per_token * tokens_per_s; read_share of the bytes/s that the device can read.
+
+    Raises:
+        UserError: no samples, an unknown name, an arm given twice or not at all, or rounds that do not pair.
+    """
+    if not cells:
+        raise UserError(f"{where} holds no samples: none of the modes asked for could be measured; choose another")
+    groups: dict[Cell, dict[str, Mapping[str, Any]]] = {}
+    for entry in cells:
+        if missing := [key for key in _ENTRY if key not in entry]:
+            raise UserError(f"{where}: a cell holds no {', '.join(missing)}: run the bench again")
+        for key, known in (("phase", PHASES), ("mode", MODES), ("arm", (*ARMS, *RIVAL_ARMS))):
+            if entry[key] not in known:
+                raise UserError(f"{where}: {key} {entry[key]!r} is none of {', '.join(known)}: run the bench again")
+        arms = groups.setdefault(tuple(entry[key] for key in CELL), {})
+        if entry["arm"] in arms:
+            raise UserError(f"{where}: {entry['arm']} is given twice at {named(entry)}: run the bench again")
+        arms[entry["arm"]] = entry
+    return [row for cell in sorted(groups, key=_order) for row in _cell_rows(groups[cell], read_bytes_per_s, where)]
+
+
+def _order(cell: Cell) -> Cell:
+    phase, mode, batch, prompt = cell
+    return PHASES.index(phase), list(MODES).index(mode), batch, prompt
+
+
+def _cell_rows(arms: Mapping[str, Mapping[str, Any]], read_bytes_per_s: float, where: str) -> list[Row]:
+    """Rows of the arms that were timed round by round against one another."""
+    _refuse_unpaired(arms, where)
+    samples: Samples = {arm: entry["seconds"] for arm, entry in arms.items()}
+    rows = []
+    for arm in (*ARMS, *(rival for rival in RIVAL_ARMS if rival in arms)):
+        entry = arms[arm]
+        speed = bootstrap_median([entry["tokens"] / seconds for seconds in entry["seconds"]])
+        row = {**{key: entry[key] for key in (*CELL, "arm", "tokens")}, "n": speed.n, **_spread("tokens_per_s", speed)}
+        for baseline in BASELINES:
+            row |= _spread(f"ratio_{baseline}", paired_speedup(samples, arm, baseline))
+        moved = NAN if entry["bytes_per_token"] is None else float(entry["bytes_per_token"])
+        achieved = moved * speed.value
+        row |= {"bytes_per_token": moved, "bytes_per_s": achieved, "read_share": achieved / read_bytes_per_s}
+        rows.append(row)
+    return rows
+
+
+def _spread(name: str, interval: Interval) -> Row:
+    low, high = (interval.low, interval.high) if interval.n > 1 else (NAN, NAN)
+    return {name: interval.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _refuse_unpaired(arms: Mapping[str, Mapping[str, Any]], where: str) -> None:
+    at = named(next(iter(arms.values())))
+    if missing := [arm for arm in ARMS if arm not in arms]:
+        raise UserError(f"{where}: {at} has no arm {', '.join(missing)}: run the bench again")
+    for arm, entry in arms.items():
+        bad = [s for s in entry["seconds"] if not (math.isfinite(s) and s > 0)]
+        if bad or not entry["seconds"]:
+            found = f"a time of {bad[0]} s" if bad else "no time"
+            raise UserError(f"{where}: {arm} at {at} has {found}: a time is above 0 s; run the bench again")
+    for what, count in (("rounds", lambda entry: len(entry["seconds"])), ("tokens", lambda entry: entry["tokens"])):
+        counts = {arm: count(entry) for arm, entry in arms.items()}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{arm} {n}" for arm, n in counts.items())
+            raise UserError(f"{where}: arms at {at} differ in {what} ({listed}), so rounds do not pair: run it again")
+
+
+def named(row: Mapping[str, Any]) -> str:
+    """A cell in words."""
+    return f"{row['phase']}, {row['mode']}, batch {row['batch']}, prompt {row['prompt']}"
+
+
+def arm_labels(bench: Bench) -> dict[str, str]:
+    """What each arm is called in print."""
+    model = VARIANT_LABELS[bench.facts["variant"]].removesuffix(" (+aux)")
+    return {
+        "baseline_naive": "Baseline, several-op norm",
+        "baseline": "Baseline, F.rms_norm",
+        "unfused": f"{model} unfused",
+        "fused": f"{model} fused",
+        "identity": "no norm at all (bound)",
+    }
+
+
+def rounds(rows: Sequence[Row]) -> str:
+    """Number of rounds behind some rows, as a range where it varies."""
+    counts = [row["n"] for row in rows]
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low}–{high}"

@@ -1,0 +1,140 @@
+"""What Tables 3 and 3x print, each number derived once: seeds averaged, gaps to Vanilla, tails, published numbers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from tapernorm.util.errors import UserError
+
+from ...config import published
+from ...config.gpt2 import ORIGINAL
+from .. import statistics as stats
+from ..tables.table1_pretraining import short_commits
+from .gpt2 import Row
+
+VANILLA, THEIRS = "vanilla", "published_"  # THEIRS: begins the name of a method whose published weights we evaluate
+_AVERAGED = ("rows_median", "rows_trimmed_mean", "rows_p99_9", "tokens_median", "tokens_p99_9", "bits_per_byte")
+# Of one corpus, or of the fine-tunes of one size: losses are not comparable where these differ.
+_SAME_CORPUS = ("label", "column", "rows", "targets", "tokenizer_sha256", "blocks_sha256")
+_SAME_SIZE = ("steps", "lr", "batch", "data_hash")
+
+
+def table3_rows(scores: pd.DataFrame, *, run: str) -> list[Row]:
+    """One row per size, method and corpus, seeds counted; the model as trained, and how far folding moved it."""
+    gated = of_form(scores, "gated")
+    if not gated:
+        raise UserError(f"run {run} has no scores: evaluate its models first")
+    _require_columns(gated)
+    fused = {_key(row): row for row in of_form(scores, "fused")}
+    _refuse_unlike(gated, "corpus", _SAME_CORPUS)
+    _refuse_unlike([row for row in gated if row["kind"] == "finetuned"], "size", _SAME_SIZE)
+    cells: dict[tuple[str, str, str], dict[int, Row]] = {}
+    for row in gated:
+        seed = 0 if _missing(row["seed"]) else int(row["seed"])
+        cells.setdefault((row["size"], row["method"], row["corpus"]), {})[seed] = row
+    return [
+        {"run": run, "size": size, "method": method, "corpus": corpus}
+        | _losses_of(by_seed, _reference(cells, size, method, corpus), method)
+        | _tails_of(by_seed, fused)
+        | _published_beside(size, method, next(iter(by_seed.values()))["column"])
+        for (size, method, corpus), by_seed in cells.items()
+    ]
+
+
+def of_form(scores: pd.DataFrame, form: str) -> list[Row]:
+    return [row for row in scores.to_dict("records") if row["form"] == form]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    seed = -1 if _missing(row["seed"]) else row["seed"]
+    return row["size"], row["method"], seed, row["corpus"]
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+def _refuse_unlike(rows: Sequence[Row], of: str, columns: Sequence[str]) -> None:
+    for name in dict.fromkeys(row[of] for row in rows):
+        for column in columns:
+            if len(values := sorted({str(row[column]) for row in rows if row[of] == name})) > 1:
+                raise UserError(
+                    f"the models scored for {of} {name} differ in {column} ({', '.join(values)}), so their losses are"
+                    " not comparable: run the older ones again"
+                )
+
+
+def _require_columns(rows: Sequence[Row]) -> None:
+    """Raise UserError for a corpus that stands beside none of the published ones, as one scored by hand may."""
+    known = ", ".join(published.TABLE3_COLUMNS)
+    for row in rows:
+        if row["column"] not in published.TABLE3_COLUMNS:
+            raise UserError(
+                f"corpus {row['corpus']} stands for {row['column']!r}, and the published columns are {known}: score it"
+                f" under the name of one of them (--blocks {next(iter(published.TABLE3_COLUMNS))}=DIR)"
+            )
+
+
+def _reference(cells: Mapping[Any, dict[int, Row]], size: str, method: str, corpus: str) -> dict[int, float]:
+    """Seed -> loss that a method's gap is taken against: Vanilla's, of their own weights for published ones."""
+    name = THEIRS + VANILLA if method.startswith(THEIRS) else VANILLA
+    if method == name:
+        return {}
+    return {seed: row["rows_mean"] for seed, row in cells.get((size, name, corpus), {}).items()}
+
+
+def _losses_of(by_seed: Mapping[int, Row], reference: Mapping[int, float], method: str) -> Row:
+    """Mean, spread and gap of one method, size and corpus."""
+    first = next(iter(by_seed.values()))
+    losses: dict[int, float] = {seed: row["rows_mean"] for seed, row in by_seed.items()}
+    mean, std = stats.mean_std(list(losses.values()))
+    if method == ORIGINAL:  # one model, compared with every seed's Vanilla
+        losses = dict.fromkeys(reference, mean)
+    gap = stats.paired_gap(losses, reference)
+    shared = ("label", "column", "kind", "parameters", "steps", "rows", "targets", "context", "vocab_size", "origin")
+    return {key: None if _missing(first[key]) else first[key] for key in shared} | {
+        "n": len(by_seed),
+        "seeds": " ".join(map(str, by_seed)) if first["kind"] == "finetuned" else "",
+        "ce_mean": mean,
+        "ce_std": std,
+        "n_pairs": len(gap.seeds),
+        "gap_percent": gap.percent,
+        "gap_low": gap.low,
+        "gap_high": gap.high,
+        "commits": " ".join(short_commits(by_seed.values())),
+    }
+
+
+def _tails_of(by_seed: Mapping[int, Row], fused: Mapping[Any, Row]) -> Row:
+    """Statistics averaged over seeds, those of the worst row from the seed that has the worst."""
+    averaged = {name: stats.mean_std([row[name] for row in by_seed.values()])[0] for name in _AVERAGED}
+    worst = max(by_seed.values(), key=lambda row: math.inf if math.isnan(row["worst_ce"]) else row["worst_ce"])
+    moved = [fused[_key(row)]["rows_mean"] - row["rows_mean"] for row in by_seed.values() if _key(row) in fused]
+    return averaged | {
+        "rows_max": worst["worst_ce"],
+        "nonfinite": sum(row["rows_nonfinite"] for row in by_seed.values()),
+        "n_folded": len(moved),
+        "folded_minus_gated": max(moved, key=abs) if moved else stats.NAN,  # of the mean, the seed it moved most
+        "worst_row": worst["worst_row"],
+        "worst_text": worst["worst_text"],
+    }
+
+
+def _published_beside(size: str, method: str, column: str) -> Row:
+    """The published mean of this size and method, whoever's weights ours are."""
+    theirs = published.TABLE3.get(size, {})
+    mine = theirs.get(method.removeprefix(THEIRS))
+    if mine is None:
+        return {"published_ce": stats.NAN, "published_gap_percent": stats.NAN, "published_source": ""}
+    return {
+        "published_ce": getattr(mine, column),
+        "published_gap_percent": published_gap(size, method.removeprefix(THEIRS), column),
+        "published_source": published.TABLE3_SOURCE,
+    }
+
+
+def published_gap(size: str, method: str, column: str) -> float:
+    mine, vanilla = (getattr(published.TABLE3[size][name], column) for name in (method, VANILLA))
+    return stats.NAN if method == VANILLA else 100 * (mine - vanilla) / vanilla

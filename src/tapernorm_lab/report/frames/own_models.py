@@ -1,0 +1,149 @@
+"""Run folders of finished tapers of one's own -> rows that their tables and figures are made from, without the runs.
+
+runs.json says what each run was, scores.csv holds its losses by text, spread.csv the scales at every norm.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tapernorm.util.atomic_files import whole_file, write_json
+from tapernorm.util.errors import UserError
+
+from ..read_json import (
+    SCHEMA_VERSION,
+    read_document,
+    read_of_run,
+    value_at,
+)
+from . import token_scales as spread_rows
+
+KIND = "own_rows"
+FOLDER = "rows"  # below the results of the run
+FILES = tuple(f"{FOLDER}/{name}" for name in ("runs.json", "scores.csv", "spread.csv"))
+BASE = "base model"
+_JOB = ("steps", "batch", "context", "lr", "aux_weight", "taper", "seed")
+_PROVENANCE = ("commit", "config_hash", "device", "host", "written_at", "packages")
+_COUNTS = ("norms_gone", "norms", "row_nonfinite")
+_TEXT = ("label", "norm", "form", "piece", "text")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """What is known of some tapers that are shown together."""
+
+    run: str  # what they are called together
+    caption: str
+    runs: Mapping[str, Row]  # label -> base model, norms that are gone, settings, time, provenance
+    scores: list[Row]  # a row per text and model, each base model once
+    spread: pd.DataFrame  # label, and the columns of `spread_rows.read`
+
+    def spread_of(self, label: str) -> pd.DataFrame:
+        """The scales at every norm of one run."""
+        mine = pd.DataFrame(self.spread[self.spread["label"] == label])
+        return mine.drop(columns="label").reset_index(drop=True)
+
+
+def collect(folders: Mapping[str, Path], *, run: str, caption: str) -> OwnRows:
+    """Read the run folders of finished tapers, by label.
+
+    Raises:
+        UserError: a folder holds no finished taper, or its scores or scales are of an earlier one.
+    """
+    spreads = {label: spread_rows.read(folder / "spread.json") for label, folder in folders.items()}
+    return OwnRows(
+        run=run,
+        caption=caption,
+        runs={label: _facts(folder / "result.json") for label, folder in folders.items()},
+        scores=list(_scores(folders, spreads)),
+        spread=pd.concat([frame.assign(label=label) for label, frame in spreads.items()], ignore_index=True),
+    )
+
+
+def _facts(path: Path) -> Row:
+    result = read_document(path, "finetune")
+    base, job, told = (value_at(result, key, path) for key in ("base", "job", "provenance"))
+    return {
+        "base": {"name": Path(base["source"]).name, "digest": base["digest"], "data": base["data"]},
+        "norms": list(value_at(result, "norms", path)),
+        **{key: job[key] for key in _JOB},
+        "level_weight": job.get("level_weight", 0.0),
+        "precision": job["train"]["precision"],
+        "train_time_s": value_at(result, "values.train_time_s", path),
+        "provenance": {key: told.get(key) for key in _PROVENANCE},
+    }
+
+
+def _scores(folders: Mapping[str, Path], spreads: Mapping[str, pd.DataFrame]) -> Iterator[Row]:
+    seen: list[tuple[str, Row]] = []
+    for label, folder in folders.items():
+        scores = read_of_run(folder, "scores.json", "scores")
+        gone = len(value_at(read_document(folder / "result.json", "finetune"), "norms", folder))
+        norms = len(set(spreads[label]["place"]))
+        for text, forms in value_at(scores, "corpora", folder).items():
+            for form, model, count in (("before", BASE, 0), ("after", label, gone)):
+                numbers = _numbers(forms[form])
+                if form == "before" and (text, numbers) in seen:
+                    continue
+                seen.append((text, numbers))
+                yield {"text": text, "model": model, "norms_gone": count, "norms": norms, **numbers}
+
+
+def _numbers(statistics: Mapping[str, Any]) -> Row:
+    rows, tokens = statistics["rows"], statistics["tokens"]
+    return {
+        "bits_per_byte": statistics["bits_per_byte"],
+        **{f"row_{key}": rows[key] for key in ("mean", "median", "trimmed_mean", "p99_9", "max", "nonfinite")},
+        **{f"token_{key}": tokens[key] for key in ("median", "p99_9")},
+    }
+
+
+def write(rows: OwnRows, folder: Path) -> None:
+    """Write runs.json, scores.csv and spread.csv, each float in the shortest form that reads back as the same bits."""
+    told = {"schema_version": SCHEMA_VERSION, "kind": KIND, "run": rows.run, "caption": rows.caption}
+    write_json(folder / "runs.json", told | {"runs": dict(rows.runs)})
+    frames = {"scores": pd.DataFrame(rows.scores).astype(object), "spread": rows.spread}
+    for name, frame in frames.items():
+        # Texts are quoted: a token may be a line's end.
+        with whole_file(folder / f"{name}.csv") as temporary:
+            frame.to_csv(temporary, index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+
+
+def read(folder: Path) -> OwnRows:
+    """Read back what `write` wrote.
+
+    Raises:
+        UserError: a file is missing, or of another schema.
+    """
+    for name in FILES:
+        if not (path := folder / Path(name).name).is_file():
+            raise UserError(f"no file {path}: make it with `tapernorm outcome`")
+    told = read_document(folder / "runs.json", KIND)
+    with open(folder / "scores.csv", encoding="utf-8", newline="") as file:
+        scores = [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
+    return OwnRows(
+        run=told["run"],
+        caption=told["caption"],
+        runs=told["runs"],
+        scores=scores,
+        spread=pd.read_csv(
+            folder / "spread.csv",
+            dtype=dict.fromkeys(_TEXT, "str"),
+            keep_default_na=False,
+            na_values={key: [""] for key in ("constant", "first", *spread_rows.QUANTILES, "largest")},
+        ),
+    )
+
+
+def _value(key: str, text: str) -> Any:
+    if key in ("text", "model"):
+        return text
+    if text == "":
+        return None  # not finite
+    return int(text) if key in _COUNTS else float(text)

@@ -1,0 +1,49 @@
+"""The scales of a finished taper as tidy rows: one per norm, in the order they run, and form, before and after."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .. import statistics as stats
+from ..read_json import read_of_run, value_at
+
+KIND = "spread"
+FORMS = ("before", "after")
+QUANTILES = {"p0_1": "0.001", "p5": "0.05", "median": "0.5", "p95": "0.95", "p99": "0.99", "p99_9": "0.999"}
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The rows of a file that `tapernorm spread` wrote.
+
+    Columns: norm, place (0, 1, … in running order), gone, constant (1 / c: the scale that stands for every token's),
+    form, first, the quantiles over later positions, largest and its token (piece, position), nonfinite (tokens without
+    a finite scale); rows, context and text say what was measured on. A number that is not finite is NaN.
+
+    Raises:
+        UserError: it is no such file, or tells of other weights than those beside it.
+    """
+    document = read_of_run(path.parent, path.name, KIND)
+    shared = {key: value_at(document, key, path) for key in ("rows", "context", "text")}
+    rows = [
+        {"norm": entry["norm"], "place": place, **_constant(entry["c"]), "form": form, **_scales(entry[form]), **shared}
+        for place, entry in enumerate(value_at(document, "norms", path))
+        for form in FORMS
+    ]
+    return pd.DataFrame(rows)
+
+
+def _constant(c: float | None) -> dict[str, Any]:
+    return {"gone": c is not None, "constant": stats.NAN if c is None else 1 / c}
+
+
+def _scales(entry: dict[str, Any]) -> dict[str, Any]:
+    largest = entry["worst"][0]
+    numbers = {"first": entry["first"], **{name: entry["quantiles"][q] for name, q in QUANTILES.items()}}
+    numbers["largest"] = largest["scale"]
+    return {
+        **{name: stats.NAN if value is None else value for name, value in numbers.items()},
+        "piece": largest["piece"],
+        "position": largest["position"],
+        "nonfinite": entry["nonfinite"],
+    }

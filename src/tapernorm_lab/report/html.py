@@ -1,0 +1,88 @@
+"""A table as a page of HTML that needs nothing but itself, to be read in a browser."""
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+from tapernorm.util.atomic_files import write_text
+
+from .table import ABSENT, Column, Table
+
+_STYLE = """
+body { margin: 1.5em; font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
+p { max-width: 60em; }
+table { border-collapse: collapse; border-top: 2px solid #1a1a1a; border-bottom: 2px solid #1a1a1a; }
+th, td { padding: .25em .7em; vertical-align: top; text-align: right; white-space: nowrap; }
+th { font-weight: 600; border-bottom: 1px solid #1a1a1a; vertical-align: bottom; }
+th.group { text-align: center; border-bottom: 1px solid #999; }
+.l { text-align: left; }
+.wide { white-space: normal; min-width: 16em; max-width: 30em; }
+tbody tr:nth-child(even) { background: #f6f6f6; }
+tbody.published { border-top: 1px solid #1a1a1a; color: #555; }
+code { font-family: ui-monospace, monospace; white-space: pre-wrap; }
+li { max-width: 70em; }
+"""
+_WIDE = 48  # characters, from which on a column's cells are broken into lines
+
+
+def write(table: Table, folder: Path) -> None:
+    """Write `folder`/`table.name`.html."""
+    write_text(folder / f"{table.name}.html", page(table))
+
+
+def page(table: Table) -> str:
+    """The table between its caption and its notes, with others' numbers set apart."""
+    rows = [*table.rows, *table.published]
+    classes = [_class_of(column, [row[i] for row in rows]) for i, column in enumerate(table.columns)]
+    lines = [
+        "<!DOCTYPE html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(table.name)}</title>',
+        f"<style>{_STYLE}</style></head><body>",
+        f"<p>{escape(table.caption)}</p>",
+        f'<table id="{escape(table.name)}">',
+        *_head(table.columns, classes),
+        *_body(table.columns, classes, table.rows, ""),
+        *(_body(table.columns, classes, table.published, ' class="published"') if table.published else ()),
+        "</table>",
+        "<ul>",
+        *(f"<li>{escape(note)}</li>" for note in table.notes),
+        "</ul></body></html>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _class_of(column: Column, cells: Sequence[str]) -> str:
+    names = [column.align if column.align == "l" else ""]
+    names += ["wide"] if max(map(len, cells), default=0) > _WIDE else []
+    return " ".join(filter(None, names))
+
+
+def _head(columns: Sequence[Column], classes: Sequence[str]) -> list[str]:
+    """The headers, under those of their groups where there are any."""
+    lines = ["<thead>"]
+    if any(column.group for column in columns):
+        spans = [(group, len(list(members))) for group, members in groupby(columns, key=lambda c: c.group)]
+        cells = [f'<th colspan="{n}"{_group_class(group)}>{escape(group)}</th>' for group, n in spans]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    headers = [f'<th class="{name}">{escape(c.header)}</th>' for c, name in zip(columns, classes, strict=True)]
+    return [*lines, f"<tr>{''.join(headers)}</tr>", "</thead>"]
+
+
+def _group_class(group: str) -> str:
+    return ' class="group"' if group else ""
+
+
+def _body(columns: Sequence[Column], classes: Sequence[str], rows: Sequence[Sequence[str]], more: str) -> list[str]:
+    lines = [f"<tbody{more}>"]
+    for row in rows:
+        cells = [
+            f'<td class="{name}">{_cell(column, cell)}</td>'
+            for column, name, cell in zip(columns, classes, row, strict=True)
+        ]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return [*lines, "</tbody>"]
+
+
+def _cell(column: Column, text: str) -> str:
+    return f"<code>{escape(text)}</code>" if column.code and text not in ("", ABSENT) else escape(text)

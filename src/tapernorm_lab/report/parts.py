@@ -1,0 +1,232 @@
+"""What a run can hold and publish: parts, each some rows with the results behind them, and what is made of the rows."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tapernorm.util.atomic_files import read_json
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import canonical_json, digest
+
+from ..config.load import parse
+from ..config.run import Config
+from ..config.study_runs import has_rivals, stage_job
+from . import provenance as origin
+from .catalogue import (
+    Entry,
+    asked_sources,
+    entries,
+    own_entries,
+)
+from .frames import (
+    decoding as decode_rows,
+)
+from .frames import (
+    gpt2 as gpt2_rows,
+)
+from .frames import (
+    odd_inputs as robustness_rows,
+)
+from .frames import (
+    own_models as own_rows,
+)
+from .frames import (
+    pretraining as rows,
+)
+from .frames import (
+    study_stages as study_rows,
+)
+from .read_json import read_document, stored, value_at
+from .sources import (
+    ODDITIES_ROWS,
+    RIVALS_BENCH,
+    SOURCES,
+    STAGE_ROWS,
+    TRIALS_ROWS,
+)
+from .tables import inference_graph as oddities_table
+
+CONFIG = "config.json"  # of a published run, beside its rows
+BENCH = "bench"  # the folder of `make bench`, which is no run of a config
+_BENCH_FILES = ("bench.json", "samples.json", "provenance.json")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that are published together.
+
+    Attributes:
+        files: of the rows, below the results of the run.
+        origins: a row of provenance for each result behind them, from the folder of the results.
+        require: raises UserError where the rows below a folder are of other jobs than the config's.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    origins: Callable[[Path], list[origin.Row]]
+    require: Callable[[Path], None]
+
+    def is_in(self, results: Path) -> bool:
+        """Whether the rows are there.
+
+        Raises:
+            UserError: some of their files are there and some are not.
+        """
+        missing = [file for file in self.files if not stored(results / file).is_file()]
+        if missing and len(missing) < len(self.files):
+            raise UserError(
+                f"{results} holds a part of the rows {self.name} and lacks {', '.join(missing)}: compute them again"
+            )
+        return not missing
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The parts that a run can have, and the tables and figures that are made of them."""
+
+    run: str
+    parts: Sequence[Part]
+    entries: Sequence[Entry]
+    config: Config | None = None
+
+
+def contents_of(results: Path) -> Contents:
+    """What the results of a published run can hold.
+
+    Raises:
+        UserError: there is no published run.
+    """
+    if (results / _BENCH_FILES[0]).is_file():
+        return bench_contents()
+    if (results / own_rows.FILES[0]).is_file():
+        return own_contents(results)
+    if (results / CONFIG).is_file():
+        return config_contents(parse(Config, read_json(results / CONFIG), str(results / CONFIG)))
+    raise UserError(f"{results} holds no published run: `make publish RUN={results.name}` publishes what was computed")
+
+
+def bench_contents() -> Contents:
+    """The figures of `make bench`."""
+
+    def origins(results: Path) -> list[origin.Row]:
+        told = read_json(results / "provenance.json")
+        return [origin.row(_BENCH_FILES[0], {"kind": BENCH, "provenance": told})]
+
+    return Contents(BENCH, [Part(BENCH, _BENCH_FILES, origins, lambda _: None)], [])
+
+
+def own_contents(results: Path) -> Contents:
+    """Tapers of one's own, as `tapernorm outcome` gathered them."""
+    known = own_rows.read(results / own_rows.FOLDER)
+
+    def origins(results: Path) -> list[origin.Row]:
+        runs = own_rows.read(results / own_rows.FOLDER).runs
+        return [
+            origin.row(label, {"kind": "finetune", "provenance": facts["provenance"]})
+            | {"seed": facts["seed"], "train_time_s": facts["train_time_s"]}
+            for label, facts in runs.items()
+        ]
+
+    part = Part("tapers", own_rows.FILES, origins, lambda _: None)
+    return Contents(known.run, [part], own_entries(known.runs))
+
+
+def config_contents(config: Config) -> Contents:
+    """A run of the workflow."""
+    made = {"training": _training, "gpt2": _gpt2, "decode": _benched, "last_token": _benched}
+    of_paper = [made[source](config, source) for source in asked_sources(config)]
+    return Contents(config.run, [*of_paper, *_study(config), *_trials(config)], entries(config), config)
+
+
+def _training(config: Config, source: str) -> Part:
+    cells = config.pretrain_cells()
+    places = [f"pretrain/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells]
+    places += [
+        f"fold/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells if variant != "baseline"
+    ]
+
+    def require(results: Path) -> None:
+        found = rows.read(results / "rows")[0]
+        wanted = {cell: digest(canonical_json(config.pretrain_job(*cell))) for cell in cells}
+        _require_jobs(found.to_dict("records"), rows.JOB, wanted)
+
+    return Part(source, SOURCES[source].files, partial(origin.collect_below, places), require)
+
+
+def _gpt2(config: Config, source: str) -> Part:
+    models = config.models_under_test()
+    places = [f"gpt2/base/{size}/result.json" for size in dict.fromkeys(model.size for model in models)]
+    places += [f"finetune/{method}/{size}/seed{seed}/result.json" for method, size, seed in config.finetune_cells()]
+    for model in models:
+        name = model.size if model.seed is None else f"{model.size}/seed{model.seed}"
+        places.append(f"evaluate/{model.method}/{name}.json")
+
+    def require(results: Path) -> None:
+        scores = gpt2_rows.read(results / "gpt2_rows").scores.to_dict("records")
+        found = [{**row, "seed": None if pd.isna(row["seed"]) else int(row["seed"])} for row in scores]
+        wanted = {
+            (m.size, m.method, m.seed): digest(canonical_json(config.evaluate_job(m.method, m.size, m.seed)))
+            for m in models
+        }
+        _require_jobs(found, gpt2_rows.MODEL, wanted)
+
+    return Part(source, SOURCES[source].files, partial(origin.collect_below, places), require)
+
+
+def _benched(config: Config, source: str) -> Part:
+    files = SOURCES[source].files
+    return Part(source, files, partial(origin.collect_below, files), partial(_require_bench, config, files[0]))
+
+
+def _require_bench(config: Config, file: str, results: Path) -> None:
+    document = read_document(results / file, decode_rows.DECODE, decode_rows.LAST_TOKEN, decode_rows.RIVALS)
+    found = value_at(document, "provenance.config_hash", results / file)
+    if found != digest(config.bench_job().model_dump(mode="json")):
+        raise UserError(f"{file} was measured with other settings than the config's section bench: measure again")
+
+
+def _study(config: Config) -> Iterable[Part]:
+    for stage in config.study or ():
+        job = stage_job(config, stage.name)
+        place, odd, bench = (path.format(stage=stage.name) for path in (STAGE_ROWS, ODDITIES_ROWS, RIVALS_BENCH))
+        runs = [f"{folder}/result.json" for folder in dict.fromkeys(run.folder for run in job.runs)]
+
+        def require(results: Path, place: str = place, job: Any = job) -> None:
+            study_rows.read(results / place, job)
+
+        def require_oddities(results: Path, odd: str = odd, bench: str = bench, job: Any = job) -> None:
+            oddities_table.read(results / odd, job)
+            _require_bench(config, bench, results)
+
+        yield Part(stage.name, (place,), partial(origin.collect_below, runs), require)
+        if has_rivals(stage):
+            origins = partial(origin.collect_below, [*runs, bench])
+            yield Part(f"{stage.name}_oddities", (odd, bench), origins, require_oddities)
+
+
+def _trials(config: Config) -> Iterable[Part]:
+    for stage in (None, *config.robustness.stages) if config.robustness else ():
+        job = config.trials_job(stage)
+        places = [
+            f"robustness/{f'd{width}' if stage is None else f'study/{stage}'}/seed{seed}.json"
+            for width, seed in job.cells
+        ]
+
+        def require(results: Path, job: Any = job) -> None:
+            found = robustness_rows.read(results / "tables", run=job.run, name=job.name)
+            robustness_rows.require(found, job)
+
+        files = tuple(path.format(trials=job.name) for path in TRIALS_ROWS)
+        yield Part(job.name, files, partial(origin.collect_below, places), require)
+
+
+def _require_jobs(found: Sequence[Mapping[Any, Any]], keys: Sequence[str], wanted: Mapping[Any, str]) -> None:
+    """Refuse rows of other jobs than the wanted: (key, ...) -> hash of the job."""
+    hashes = {(tuple(row[key] for key in keys), row["config_hash"]) for row in found}
+    if differing := sorted({" ".join(map(str, key)) for key, _ in hashes.symmetric_difference(wanted.items())}):
+        shown = ", ".join(differing[:3]) + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
+        raise UserError(f"the rows and the config differ in the jobs of {shown}: compute what the config asks for")

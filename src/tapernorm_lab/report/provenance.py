@@ -1,0 +1,142 @@
+"""Which runs a table rests on: a row per result file, and in words where their code, config or versions differ."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tapernorm.util.errors import UserError
+
+from .read_json import read_document, value_at
+from .table import ABSENT, Column, Table
+
+KINDS = (
+    *("base", "pretrain", "arm", "finetune", "fold", "evaluate", "robustness"),
+    *("bench_decode", "bench_last_token", "bench_rivals"),
+)
+COLUMNS = (
+    *("file", "kind", "job", "seed", "commit", "dirty", "config_hash", "device", "host", "written_at"),
+    *("wall_time_s", "train_time_s", "tokens", "versions"),
+)
+_NUMBERS = ("seed", "wall_time_s", "train_time_s", "tokens")
+_DIRTY = "+dirty"
+
+Row = dict[str, Any]
+
+
+def collect(paths: Iterable[Path]) -> list[Row]:
+    """One row per result file, in the order given; `versions` holds only the packages in which the files differ.
+
+    Raises:
+        UserError: no file, or one is missing, damaged, or of a kind or schema that this version does not read.
+    """
+    documents = [(Path(path), read_document(Path(path), *KINDS)) for path in paths]
+    if not documents:
+        raise UserError("no result was given: name at least one, such as results/RUN/pretrain/*/*/*/result.json")
+    differing = _differing([_versions(document, path) for path, document in documents])
+    return [_row(path, document, differing) for path, document in documents]
+
+
+def collect_below(places: Iterable[str], results: Path) -> list[Row]:
+    """One row per result file at these places below `results`, where `file` says the place; with all versions.
+
+    Raises:
+        UserError: as `collect`.
+    """
+    return [row(place, read_document(results / place, *KINDS)) for place in places]
+
+
+def row(name: str, document: Row) -> Row:
+    """The row of one result, called `name`; `versions` holds all of its packages."""
+    path = Path(name)
+    return _row(path, document, list(_versions(document, path)))
+
+
+def provenance_table(rows: Sequence[Row], *, run: str) -> Table:
+    """The rows as a table."""
+    jobs = [row for row in rows if row["train_time_s"] is not None]
+    hours = sum(row["train_time_s"] for row in jobs) / 3600
+    commits = {row["commit"] for row in rows}
+    return Table(
+        name="provenance",
+        columns=[Column(name, align="r" if name in _NUMBERS else "l") for name in COLUMNS],
+        rows=[[_shown(row[name]) for name in COLUMNS] for row in rows],
+        published=[],
+        caption=(
+            f"The {len(rows)} results behind run {run}: {hours:.2f} h of training in {len(jobs)} jobs, on"
+            f" {len({row['host'] for row in rows})} host(s), by {len(commits)} version(s) of the code."
+        ),
+        notes=[
+            "host: a hash of the machine's name. wall_time_s: of the process that wrote the file, of a resumed job its"
+            " last; train_time_s: of all optimizer steps. tokens: trained on, or else scored or decoded, form by form."
+            " versions: the packages in which these results differ; empty where they agree."
+        ],
+        records=[{name: row[name] for name in COLUMNS} for row in rows],
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "":
+        return ABSENT
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _row(path: Path, document: Row, differing: Sequence[str]) -> Row:
+    facts = value_at(document, "provenance", path)
+    commit = facts.get("commit") or ""  # null outside git
+    versions = _versions(document, path)
+    return {
+        "file": path.as_posix(),
+        "kind": document["kind"],
+        "job": _job(document),
+        "seed": facts.get("seed"),
+        "commit": commit.removesuffix(_DIRTY),
+        "dirty": "yes" if commit.endswith(_DIRTY) else "no" if commit else "",
+        **{key: facts.get(key) for key in ("config_hash", "device", "host", "written_at", "wall_time_s")},
+        "train_time_s": _value(document, "train_time_s"),
+        "tokens": _tokens(document),
+        "versions": ", ".join(f"{name} {versions.get(name, 'absent')}" for name in differing),
+    }
+
+
+def _job(document: Row) -> str:
+    """What the job was of, in a word or three."""
+    within = {"evaluate": "model", "arm": "pretrain"}.get(document["kind"])
+    job = document.get("job", {})
+    job = job.get(within, {}) if within else job
+    width = job.get("d_model", (job.get("model") or {}).get("d_model"))
+    named = [job.get("variant"), job.get("method"), job.get("size"), None if width is None else f"d{width}"]
+    return " ".join(str(word) for word in named if word is not None) or str(document.get("source", ""))
+
+
+def _tokens(document: Row) -> int | None:
+    """Tokens trained on; of a job that trained nothing, those that it scored or decoded, each form or arm anew."""
+    if (trained := _value(document, "train_tokens")) is not None:
+        return trained
+    if "corpora" in document:
+        return sum(corpus["targets"] * len(corpus["forms"]) for corpus in document["corpora"].values())
+    if "cells" in document:
+        return sum(cell["tokens"] * len(cell["seconds"]) for cell in document["cells"])
+    return None
+
+
+def _value(document: Row, name: str) -> Any:
+    return (document.get("values", {}).get(name) or {}).get("value")
+
+
+def _versions(document: Row, path: Path) -> dict[str, str]:
+    facts = value_at(document, "provenance", path)
+    own = {name: facts[name] for name in ("tapernorm", "python", "kernels") if name in facts}
+    return own | facts.get("packages", {})
+
+
+def _differing(versions: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names that not all of these have, or not with the same version."""
+    names = dict.fromkeys(name for some in versions for name in some)
+    return [name for name in names if len({some.get(name) for some in versions}) > 1]
+
+
+def same_or_not(what: str, found: Iterable[Any]) -> str:
+    """'PyTorch 2.13.0', or that the runs behind a table differ in it and in what."""
+    names = sorted({str(name) for name in found})
+    several = f", not all the same ({len(names)})" if len(names) > 1 else ""
+    return f"{what}{several}: {', '.join(names)}" if several else f"{what} {', '.join(names)}"

@@ -1,0 +1,175 @@
+"""A table as text cells, and the three files it becomes: CSV with every digit, Markdown and LaTeX to read."""
+
+import csv
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from tapernorm.util.atomic_files import whole_file, write_text
+
+ABSENT = "—"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's header, and the header of the columns that it stands under with its neighbours."""
+
+    header: str
+    group: str = ""
+    align: Literal["l", "r"] = "r"
+    code: bool = False  # cells are shown letter by letter, as code
+    timed: Literal["", "speed", "ratio"] = ""  # a speed, or a ratio of two: measured anew, they differ
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells for readers and the numbers behind them. All text is plain Unicode; the writers escape it."""
+
+    name: str  # file stem, and the LaTeX label
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    published: Sequence[Sequence[str]]  # rows of others' numbers, set apart at the foot
+    caption: str
+    notes: Sequence[str]
+    records: Sequence[Mapping[str, Any]]  # the numbers behind them, tidy and in full precision
+
+
+def write(table: Table, folder: Path) -> None:
+    """Write `folder`/`table.name`.csv, .md and .tex."""
+    write_csv(table, folder)
+    write_text(folder / f"{table.name}.md", markdown(table))
+    write_text(folder / f"{table.name}.tex", latex(table))
+
+
+def write_csv(table: Table, folder: Path) -> None:
+    """Write `folder`/`table.name`.csv: the records, with every digit."""
+    with (
+        whole_file(folder / f"{table.name}.csv") as temporary,
+        open(temporary, "w", encoding="utf-8", newline="") as file,
+    ):
+        columns = dict.fromkeys(key for record in table.records for key in record)
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: v for k, v in record.items() if not _missing(v)} for record in table.records)
+
+
+def _missing(value: Any) -> bool:
+    """Whether a cell of the CSV stays empty."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def markdown(table: Table) -> str:
+    """A pipe table, padded so that it reads well as plain text too, between its caption and its notes."""
+    header = [f"{c.group}: {c.header}" if c.group else c.header for c in table.columns]
+    cells = [_written(table.columns, row, str, _code_span) for row in [*table.rows, *table.published]]
+    body = [[cell.replace("|", "\\|") for cell in row] for row in [header, *cells]]
+    widths = [max(3, *map(len, column)) for column in zip(*body, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if column.align == "l" else cell.rjust(width)
+            for cell, width, column in zip(cells, widths, table.columns, strict=True)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        ":" + "-" * (width - 1) if column.align == "l" else "-" * (width - 1) + ":"
+        for width, column in zip(widths, table.columns, strict=True)
+    ]
+    lines = [line(body[0]), line(rule), *map(line, body[1:])]
+    return "\n".join([table.caption, "", *lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
+
+
+def _written(
+    columns: Sequence[Column], row: Sequence[str], plain: Callable[[str], str], code: Callable[[str], str]
+) -> list[str]:
+    """A row's cells as a file has them, those of code columns by `code`."""
+    pairs = zip(columns, row, strict=True)
+    return [(code if column.code and cell not in ("", ABSENT) else plain)(cell) for column, cell in pairs]
+
+
+def _code_span(text: str) -> str:
+    """Markdown code: fenced by more backticks than it holds in a row."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if "`" in text or text != text.strip() else f"{fence}{text}{fence}"
+
+
+def latex(table: Table) -> str:
+    """A `table*` float for booktabs and graphicx, shrunk where it is wider than the page, notes beneath."""
+    align = "".join(column.align for column in table.columns)
+    body = [_latex_row(table.columns, row) for row in table.rows]
+    if table.published:
+        body += ["\\midrule", *(_latex_row(table.columns, row) for row in table.published)]
+    lines = [
+        "% Needs \\usepackage{booktabs,graphicx}",
+        "\\begin{table*}[t]",
+        "\\centering\\small\\setlength{\\tabcolsep}{4pt}",
+        f"\\caption{{{latex_text(table.caption)}}}\\label{{tab:{table.name}}}",
+        "\\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%",
+        f"\\begin{{tabular}}{{@{{}}{align}@{{}}}}",
+        "\\toprule",
+        *_latex_groups(table.columns),
+        _latex_line([column.header for column in table.columns]),
+        "\\midrule",
+        *body,
+        "\\bottomrule",
+        "\\end{tabular}}",
+        "\\par\\smallskip\\begin{minipage}{\\linewidth}\\footnotesize",
+        *(f"{latex_text(note)}\\par" for note in table.notes),
+        "\\end{minipage}",
+        "\\end{table*}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_groups(columns: Sequence[Column]) -> list[str]:
+    """The line of group headers with a rule under each, or nothing where no column has a group."""
+    cells, rules, start = [], [], 1
+    for group, members in groupby(columns, key=lambda c: c.group):
+        span = len(list(members))
+        cells.append(f"\\multicolumn{{{span}}}{{c}}{{{latex_text(group)}}}" if group else " & " * (span - 1))
+        if group:
+            rules.append(f"\\cmidrule(lr){{{start}-{start + span - 1}}}")
+        start += span
+    return [" & ".join(cells) + " \\\\", "".join(rules)] if rules else []
+
+
+def _latex_row(columns: Sequence[Column], row: Sequence[str]) -> str:
+    return " & ".join(_written(columns, row, latex_text, lambda text: f"\\texttt{{{latex_text(text)}}}")) + " \\\\"
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(map(latex_text, cells)) + " \\\\"
+
+
+_LATEX = {
+    "\\": "\\textbackslash{}",
+    "{": "\\{",
+    "}": "\\}",
+    "&": "\\&",
+    "%": "\\%",
+    "$": "\\$",
+    "#": "\\#",
+    "_": "\\_",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "<": "\\textless{}",
+    ">": "\\textgreater{}",
+    "|": "\\textbar{}",
+    "[": "{[}",  # after a line's end, a bare bracket would be its argument
+    "]": "{]}",
+    "±": "$\\pm$",
+    "−": "$-$",
+    "—": "---",
+    "–": "--",
+    "†": "$\\dagger$",
+}
+
+
+def latex_text(text: str) -> str:
+    """`text` with every character that LaTeX gives a meaning written out."""
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,209 @@
+"""The table of a study's stage: per arm the loss and its gap to the stage's Baseline, paired by seed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from tapernorm.util.errors import UserError
+
+from ...config.study import Stage
+from ...config.study_runs import StageJob
+from .. import statistics as stats
+from ..frames.study_stages import DIVERGED, treatment_of
+from ..provenance import same_or_not
+from ..table import ABSENT, Column, Table
+from .table1_pretraining import (
+    gap_cell,
+    loss_cell,
+    of_several_codes,
+    short_commits,
+)
+
+# Column of the rows -> its header, shown where the arms of a stage differ in it.
+_SETTINGS = {
+    "start_fraction": "taper from",
+    "end_fraction": "to",
+    "lr": "peak lr",
+    "anchor_weight": "lambda",
+    "clip_norm": "clip",
+    "steps": "steps",
+}
+_WINDOW = ("start_fraction", "end_fraction")  # one says nothing without the other
+_JUMP, _TARGET = "taper_start_jump", "scale_target"
+
+Row = dict[str, Any]
+
+
+def stage_table(rows: pd.DataFrame, job: StageJob) -> Table:
+    """The table of a stage, a line per arm.
+
+    Raises:
+        UserError: the runs were scored on different text.
+    """
+    records = stage_records(rows, job)
+    runs: list[Row] = rows.to_dict("records")
+    shown = list(_shown_columns(records, job.stage.baseline))
+    return Table(
+        name=f"table_{job.stage.name}",
+        columns=[column for column, _ in shown],
+        rows=[[cell(record) for _, cell in shown] for record in records],
+        published=[],
+        caption=(
+            f"Stage {job.stage.name}, beyond the paper: {job.stage.title}. d {job.stage.d_model}, seeds"
+            f" {', '.join(map(str, job.stage.seeds))}.{of_several_codes(short_commits(runs))} Run {job.run}:"
+            f" {job.caption}"
+        ),
+        notes=list(_notes(job.stage, records, runs)),
+        records=records,
+    )
+
+
+def stage_records(rows: pd.DataFrame, job: StageJob) -> list[Row]:
+    """One record per arm: settings, mean and spread over seeds, paired gaps with their 95 % t intervals.
+
+    Raises:
+        UserError: the runs were scored on different text.
+    """
+    if len(texts := sorted({int(n) for n in rows["valid_tokens"].dropna()})) > 1:
+        raise UserError(
+            f"the runs of stage {job.stage.name} were scored on {' and '.join(map(str, texts))} tokens, so their losses"
+            " are not comparable: run the older ones again"
+        )
+    runs: list[Row] = rows.to_dict("records")
+    cells = {arm.name: [run for run in runs if run["arm"] == arm.name] for arm in job.stage.arms}
+    losses = {
+        name: {r["seed"]: r["valid_ce"] for r in cell if r["outcome"] != DIVERGED} for name, cell in cells.items()
+    }
+    best = _best_baseline(job.stage, losses)
+    return [
+        {
+            "run": job.run,
+            "stage": job.stage.name,
+            "arm": arm.name,
+            "label": arm.label,
+            "variant": arm.variant,
+            "treatment": treatment_of(arm),
+            **{column: cells[arm.name][0][column] for column in _SETTINGS},
+            **_loss_columns(cells[arm.name], losses[arm.name]),
+            **_gap_columns("gap", arm.name, job.stage.baseline, losses),
+            **_gap_columns("best_gap", arm.name, best, losses),
+        }
+        for arm in job.stage.arms
+    ]
+
+
+def _best_baseline(stage: Stage, losses: Mapping[str, Mapping[int, float]]) -> str:
+    """The Baseline with settings of its own, or none, that has the lowest mean over all seeds; else the stage's."""
+    plain = [arm.name for arm in stage.arms if arm.variant == "baseline" and arm.treatment is None]
+    whole = [name for name in plain if len(losses[name]) == len(stage.seeds)]
+    return min(whole, key=lambda name: stats.mean_std(list(losses[name].values()))[0], default=stage.baseline)
+
+
+def _loss_columns(cell: Sequence[Row], losses: Mapping[int, float]) -> Row:
+    mean, std = stats.mean_std(list(losses.values()))
+    jumps = [run[_JUMP] for run in cell if not pd.isna(run[_JUMP])]
+    jump, jump_std = stats.mean_std(jumps)
+    targets = [run[_TARGET] for run in cell if not pd.isna(run[_TARGET])]
+    target, target_std = stats.mean_std(targets)
+    return {
+        "seeds": len(cell),
+        "n": len(losses),
+        "diverged_seeds": " ".join(str(run["seed"]) for run in cell if run["outcome"] == DIVERGED),
+        "valid_ce_mean": mean,
+        "valid_ce_std": std,
+        "jump_n": len(jumps),
+        "jump_mean": jump,
+        "jump_std": jump_std,
+        "target_n": len(targets),
+        "target_mean": target,
+        "target_std": target_std,
+    }
+
+
+def _gap_columns(prefix: str, arm: str, against: str, losses: Mapping[str, Mapping[int, float]]) -> Row:
+    gap = stats.paired_gap({} if arm == against else losses[arm], losses[against])
+    return {
+        f"{prefix}_to": against,
+        f"{prefix}_pairs": len(gap.seeds),
+        f"{prefix}_percent": gap.percent,
+        f"{prefix}_low": gap.low,
+        f"{prefix}_high": gap.high,
+    }
+
+
+def _shown_columns(records: Sequence[Row], baseline: str) -> Iterator[tuple[Column, Callable[[Row], str]]]:
+    """Each printed column with the text that it has of a record."""
+    yield Column("arm", align="l"), lambda record: record["label"]
+    differing = {c for c in _SETTINGS if len({_number(record[c]) for record in records} - {ABSENT}) > 1}
+    for column, header in _SETTINGS.items():
+        if column in differing or (column in _WINDOW and not differing.isdisjoint(_WINDOW)):
+            yield Column(header), lambda record, column=column: _number(record[column])
+    yield Column("n"), _count
+    yield Column("loss"), lambda record: loss_cell(record) if record["n"] else ABSENT
+    yield Column("gap %"), lambda record: _gap(record, "gap")
+    if any(record["best_gap_to"] != baseline for record in records):
+        yield Column("to best Baseline %"), lambda record: _gap(record, "best_gap")
+    if any(record["jump_n"] for record in records):
+        yield Column("jump"), lambda record: _spread(record, "jump", 4)
+    if any(record["target_n"] for record in records):
+        yield Column("scale target"), lambda record: _spread(record, "target", 2)
+
+
+def _number(value: Any) -> str:
+    return ABSENT if pd.isna(value) else f"{value:g}"
+
+
+def _count(record: Row) -> str:
+    """Seeds that finished, of those that ran."""
+    return f"{record['n']}" if record["n"] == record["seeds"] else f"{record['n']} of {record['seeds']}"
+
+
+def _gap(record: Row, prefix: str) -> str:
+    names = {"n_pairs": "pairs", "gap_percent": "percent", "gap_low": "low", "gap_high": "high"}
+    return gap_cell({name: record[f"{prefix}_{mine}"] for name, mine in names.items()})
+
+
+def _spread(record: Row, name: str, digits: int) -> str:
+    """Mean ± sample standard deviation over the runs that have one."""
+    if not (n := record[f"{name}_n"]):
+        return ABSENT
+    spread = f" ± {record[f'{name}_std']:.{digits}f}" if n > 1 else ""
+    return f"{record[f'{name}_mean']:.{digits}f}{spread}".replace("-", "−")
+
+
+def _notes(stage: Stage, records: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:
+    labels = {arm.name: arm.label for arm in stage.arms}
+    yield (
+        "loss: validation cross-entropy in nats/token, at g = 0 where tapered: mean ± sample standard deviation over"
+        " n seeds."
+    )
+    yield (
+        f"gap %: mean over paired seeds of 100 (L − L_B)/L_B, in brackets its 95 % t interval, B being"
+        f" {labels[stage.baseline]}. Each interval stands for itself: none is widened for the number of arms."
+    )
+    if (best := records[0]["best_gap_to"]) != stage.baseline:
+        yield f"The best Baseline, by its mean on these very seeds, is {labels[best]}."
+    if any(record["jump_n"] for record in records):
+        yield (
+            "jump: validation loss with all maps linear less that with all norms whole, nats/token, of the model as it"
+            " is where its taper starts and just calibrated: mean ± sample standard deviation. Runs of one seed that"
+            " start together share it, where their sums are rounded alike."
+        )
+    if any(record["target_n"] for record in records):
+        yield (
+            "scale target: s_tgt of the scale loss, the RMS of what reaches the final norm where the loss starts: mean"
+            " ± sample standard deviation."
+        )
+    for run in runs:
+        if run["outcome"] == DIVERGED:
+            yield (
+                f"{labels[run['arm']]}, seed {run['seed']}, diverged at step {run['diverged_at']}: {run['reason']}. It"
+                " has no loss and counts in no mean and no gap."
+            )
+    if shared := list(dict.fromkeys(labels[r["arm"]] for r in runs if r["folder"].startswith("pretrain/"))):
+        yield f"Also runs of the paper's own tables: {'; '.join(shared)}, where no setting differs."
+    commits, torch = short_commits(runs), same_or_not("PyTorch", (run["torch"] for run in runs))
+    several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
+    devices = ", ".join(sorted({run["device"] for run in runs}))
+    yield f"Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."

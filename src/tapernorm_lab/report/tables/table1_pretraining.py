@@ -1,0 +1,238 @@
+"""Table 1: validation loss per width and variant, and the relative gap to Baseline paired by seed."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import pandas as pd
+
+from tapernorm.util.errors import UserError
+
+from ...config import published
+from ...config.sections import VARIANT_LABELS, VARIANTS
+from .. import statistics as stats
+from ..provenance import same_or_not
+from ..table import ABSENT, Column, Table
+
+SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
+FORMS = ("unfused", "fused")  # how a tapered model is folded
+ALL_SEEDS, TRIMMED = "all", "without outliers"
+_SAME = ("steps", "lr", "batch", "context", "valid_tokens")  # at one width, or its losses are not comparable
+
+Row = dict[str, Any]
+
+
+def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int, str] | None = None) -> Table:
+    """Table 1 of a run, from the results frame; `labels` names the widths.
+
+    Raises:
+        UserError: no result, or runs of one width that differ in steps, learning rate, batch or validation text.
+    """
+    jobs: list[Row] = results.to_dict("records")
+    rows = table1_rows(jobs, run=run, labels=labels)
+    columns = [
+        Column("size", align="l"),
+        *(Column(header) for header in ("d", "parameters", "steps", "n")),
+        Column("loss", VARIANT_LABELS["baseline"]),
+        *(Column(header, VARIANT_LABELS[v]) for v in SHOWN[1:] for header in ("loss", "gap %")),
+    ]
+    return Table(
+        name="table1",
+        columns=columns,
+        rows=list(_printed(rows)),
+        published=[_published_line()],
+        caption=(
+            f"Validation loss and relative gap to Baseline.{of_several_codes(short_commits(jobs))} Run {run}: {caption}"
+        ),
+        notes=[*_notes(jobs), *_left_out_notes(rows), *_missing_notes(rows)],
+        records=rows,
+    )
+
+
+def table1_rows(jobs: Sequence[Row], *, run: str, labels: Mapping[int, str] | None = None) -> list[Row]:
+    """One row per width, seeds counted (all; then without outliers, where there are any) and variant."""
+    if not jobs:
+        raise UserError(f"run {run} has no results: run its training jobs first")
+    rows = []
+    for d_model in sorted({job["d_model"] for job in jobs}):
+        width = sorted((job for job in jobs if job["d_model"] == d_model), key=lambda job: job["seed"])
+        _refuse_unlike(width)
+        mine = {v: cell for v in VARIANTS if (cell := {j["seed"]: j for j in width if j["variant"] == v})}
+        left_out = {v: stats.outliers(_losses(cell)) for v, cell in mine.items()}
+        kept = {v: {seed: j for seed, j in cell.items() if seed not in left_out[v]} for v, cell in mine.items()}
+        common = {"run": run, "size": (labels or {}).get(d_model, str(d_model)), "d_model": d_model}
+        rows += [{**common, "seeds_counted": ALL_SEEDS, **row} for row in _variant_rows(mine, {})]
+        if any(left_out.values()):
+            rows += [{**common, "seeds_counted": TRIMMED, **row} for row in _variant_rows(kept, left_out)]
+    return rows
+
+
+def _variant_rows(cells: Mapping[str, Mapping[int, Row]], left_out: Mapping[str, Mapping[int, float]]) -> Iterator[Row]:
+    """The statistics of each variant of one width, from variant -> seed -> job."""
+    baseline = _losses(cells.get("baseline", {}))
+    for variant, jobs in cells.items():
+        losses = _losses(jobs)
+        mean, std = stats.mean_std(list(losses.values()))
+        gap = stats.paired_gap({} if variant == "baseline" else losses, baseline)
+        theirs = published.TABLE1_GAP_PERCENT.get(variant)
+        first = next(iter(jobs.values()))
+        yield {
+            "variant": variant,
+            **{key: first[key] for key in ("parameters", "steps", "lr")},
+            "n": len(jobs),
+            "seeds": _spaced(jobs),
+            "valid_ce_mean": mean,
+            "valid_ce_std": std,
+            "bits_per_byte_mean": stats.mean_std([job["bits_per_byte"] for job in jobs.values()])[0],
+            "n_pairs": len(gap.seeds),
+            "paired_seeds": _spaced(gap.seeds),
+            "gap_percent": gap.percent,
+            "gap_low": gap.low,
+            "gap_high": gap.high,
+            "left_out": ", ".join(f"seed {s} ({mads:.1f} MAD)" for s, mads in left_out.get(variant, {}).items()),
+            "published_gap_low": theirs.low if theirs else stats.NAN,
+            "published_gap_high": theirs.high if theirs else stats.NAN,
+            "published_source": published.TABLE1_SOURCE if theirs else "",
+            "commits": " ".join(short_commits(jobs.values())),
+        }
+
+
+def _losses(jobs: Mapping[int, Row]) -> dict[int, float]:
+    return {seed: job["valid_ce"] for seed, job in jobs.items()}
+
+
+def _refuse_unlike(width: Sequence[Row]) -> None:
+    for column in _SAME:
+        if len(values := sorted({job[column] for job in width})) > 1:
+            raise UserError(
+                f"the runs at d_model {width[0]['d_model']} differ in {column} ({', '.join(map(str, values))}), "
+                "so their losses are not comparable: run the older ones again"
+            )
+
+
+def _printed(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Cells of one printed line per width and seeds counted; one without outliers only where it differs in print."""
+    for (_, counted), group in groupby(rows, key=lambda row: (row["d_model"], row["seeds_counted"])):
+        members = list(group)
+        cells = {row["variant"]: row for row in members if row["variant"] in SHOWN}
+        if counted == TRIMMED and not any(row["left_out"] for row in cells.values()):
+            continue
+        first, dagger = members[0], "†" if counted == TRIMMED else ""
+        ns = [str(row["n"]) for row in cells.values()] or [ABSENT]
+        line = [first["size"] + dagger, str(first["d_model"]), f"{first['parameters']:,}", f"{first['steps']:,}"]
+        line += ["/".join(ns) if len(set(ns)) > 1 else ns[0], loss_cell(cells.get("baseline"))]
+        yield line + [cell for v in SHOWN[1:] for cell in (loss_cell(cells.get(v)), gap_cell(cells.get(v)))]
+
+
+def table1_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Table 1 for a terminal of 80 columns, from its rows: a line for each width, seeds counted and printed variant."""
+    line = "{:<8} {:>4} {:>3}  {:<21}  {:<15}  {}".format
+    yield line("size", "d", "n", "variant", "loss", "gap % to Baseline")
+    last = None
+    for row in (row for row in rows if row["variant"] in SHOWN):
+        size = row["size"] + ("†" if row["seeds_counted"] == TRIMMED else "")
+        named = ("", "") if size == last else (size, row["d_model"])
+        yield line(*named, row["n"], VARIANT_LABELS[row["variant"]], loss_cell(row), gap_cell(row))
+        last = size
+    for variant, theirs in published.TABLE1_GAP_PERCENT.items():
+        if variant in SHOWN:
+            gap = f"{theirs.low}–{theirs.high}, published for 1M–30M"
+            yield line("paper", "", published.TABLE1_SEEDS, VARIANT_LABELS[variant], ABSENT, gap)
+
+
+def loss_cell(row: Mapping[str, Any] | None) -> str:
+    """Mean ± sample standard deviation; the mean alone for one seed."""
+    if row is None:
+        return ABSENT
+    return f"{row['valid_ce_mean']:.4f}" + (f" ± {row['valid_ce_std']:.4f}" if row["n"] > 1 else "")
+
+
+def gap_cell(row: Mapping[str, Any] | None) -> str:
+    """Gap and its interval; the gap alone for one pair."""
+    if row is None or not row["n_pairs"]:
+        return ABSENT
+    interval = f" [{row['gap_low']:.2f}, {row['gap_high']:.2f}]" if row["n_pairs"] > 1 else ""
+    return f"{row['gap_percent']:.2f}{interval}".replace("-", "−")
+
+
+def _published_line() -> list[str]:
+    gaps = [f"{r.low}–{r.high}" for r in (published.TABLE1_GAP_PERCENT[v] for v in SHOWN[1:])]
+    who = f"{published.TABLE1_SHORT}, four sizes"
+    return [who, "64–512", "1M–30M", ABSENT, str(published.TABLE1_SEEDS), ABSENT, ABSENT, gaps[0], ABSENT, gaps[1]]
+
+
+def _notes(jobs: Sequence[Row]) -> Iterator[str]:
+    yield (
+        "loss: validation cross-entropy in nats/token, at g = 0 where tapered: mean ± sample standard deviation over"
+        " n seeds."
+    )
+    yield "gap %: mean over paired seeds of 100 (L − L_Baseline)/L_Baseline, in brackets its 95 % t interval."
+    yield from _fold_note(jobs)
+    remarks = [f"; {VARIANT_LABELS[v]}, {r.note}" for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
+    yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here{''.join(remarks)}."
+    rates = ", ".join(f"{rate:g}" for rate in sorted({job["lr"] for job in jobs}))
+    devices = ", ".join(sorted({job["device"] for job in jobs}))
+    commits = short_commits(jobs)
+    several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
+    torch = same_or_not("PyTorch", (job["torch"] for job in jobs))
+    yield f"Peak learning rate {rates}. Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
+    yield from _config_notes(jobs)
+
+
+def _config_notes(jobs: Sequence[Row]) -> Iterator[str]:
+    """That runs of more than one version of the config stand side by side, where they do."""
+    tapered = [job for job in jobs if job["variant"] != "baseline"]
+    versions = {"model and training": (jobs, "settings_hash"), "taper": (tapered, "taper_hash")}
+    for what, (some, column) in versions.items():
+        if len(names := sorted({job[column] for job in some})) > 1:
+            yield f"The runs differ in settings of {what} that one config gives all of them: {len(names)} versions."
+
+
+def _fold_note(jobs: Sequence[Row]) -> Iterator[str]:
+    """That folding left the loss where it was, with the largest difference over everything that was folded."""
+    folded = [job for job in jobs if not math.isnan(job["valid_ce_gated"])]
+    if folded:
+        shift = max(abs(job[f"valid_ce_{form}"] - job["valid_ce_gated"]) for job in folded for form in FORMS)
+        yield (
+            f"Folding the norms away, as a fixed scale or into the next linear map, moved the loss of the {len(folded)}"
+            f" tapered models by at most {shift:.1e} nats/token."
+        )
+
+
+def _left_out_notes(rows: Sequence[Row]) -> Iterator[str]:
+    left_out = [row for row in rows if row["left_out"] and row["variant"] in SHOWN]
+    if left_out:
+        yield (
+            f"†: without the seeds whose loss lies more than {stats.MAX_MADS:g} MAD (median absolute deviation,"
+            " unscaled) from the median of their variant's seeds; gaps pair the seeds that remain in both."
+        )
+    for d_model, group in groupby(left_out, key=lambda row: row["d_model"]):
+        named = "; ".join(f"{VARIANT_LABELS[row['variant']]} {row['left_out']}" for row in group)
+        yield f"† at d {d_model} leaves out {named}."
+
+
+def _missing_notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Which printed variants lack a seed that another variant of their width has."""
+    every_seed = [row for row in rows if row["seeds_counted"] == ALL_SEEDS]
+    for d_model, group in groupby(every_seed, key=lambda row: row["d_model"]):
+        seeds = {row["variant"]: set(row["seeds"].split()) for row in group}
+        union = set().union(*seeds.values())
+        for variant in SHOWN:
+            if missing := sorted(union - seeds.get(variant, union), key=int):
+                yield f"At d {d_model}, {VARIANT_LABELS[variant]} has no seed {', '.join(missing)}."
+
+
+def of_several_codes(commits: Sequence[str]) -> str:
+    """What a caption says where not all of its numbers come from the same code; empty where they do."""
+    return " Built from runs of different code: see the notes." if len(commits) > 1 else ""
+
+
+def short_commits(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Short code commits behind some jobs, `+dirty` kept; 'unknown' for code outside git."""
+    names = {job["commit"] if isinstance(job["commit"], str) else "unknown" for job in jobs}
+    return sorted({name[:12] + ("+dirty" if name.endswith("+dirty") else "") for name in names})
+
+
+def _spaced(seeds: Iterable[int]) -> str:
+    return " ".join(map(str, seeds))

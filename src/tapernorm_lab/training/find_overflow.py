@@ -1,0 +1,97 @@
+"""Where a forward pass leaves the finite numbers, and which tapered norm let a token grow on the way there.
+
+At the gate g a token of scale s leaves a norm g + (1 - g) * c * s times as large as the norm itself would make it: at 1
+the constant is right for that token. The maps behind a norm are at least quadratic in it, so that a token which one
+norm lets out ten times too large comes back thousands of times too large a few blocks later, and overflows.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from tapernorm.architectures import logits_of
+from tapernorm.norms import TaperNorm, norm_scale
+
+GROWN = 10.0  # times as large as the norm would make it, from which on a token counts as grown
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The token that a tapered norm lets out the largest."""
+
+    norm: str
+    factor: float  # g + (1 - g) * c * s
+    position: int  # of the token in its row
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """The first value of a forward pass that is not finite."""
+
+    module: str  # gives it, from inputs that are all finite
+    growth: Growth | None  # at the first tapered norm, in running order, that lets a token out `GROWN` times too large
+
+    def __str__(self) -> str:
+        told = f"the first value that is not finite came out of {self.module}"
+        if self.growth is None:
+            return told
+        position = f"the token at position {self.growth.position}"
+        return f"{told}, after {self.growth.norm} let out {position} {self.growth.factor:.3g} times too large"
+
+
+@torch.no_grad()
+def find_overflow(model: nn.Module, tokens: Tensor) -> Overflow | None:
+    """Run `model` as it stands on tokens (B, T); None where every module's output is finite."""
+    found: list[str] = []
+    length = tokens.shape[1]
+    grown: list[Growth] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+            if not found and not _finite(output) and _finite((args, kwargs)):
+                found.append(name)
+
+        return hook
+
+    def follow(name: str, norm: TaperNorm) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            if not grown and not found and (growth := _growth(name, norm, args[0], length)).factor >= GROWN:
+                grown.append(growth)
+
+        return hook
+
+    with _hooks() as handles:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_hook(watch(name or "the model"), with_kwargs=True))
+            if isinstance(module, TaperNorm):
+                handles.append(module.register_forward_pre_hook(follow(name, module)))
+        logits_of(model, tokens)
+    return Overflow(found[0], grown[0] if grown else None) if found else None
+
+
+def _growth(name: str, norm: TaperNorm, h: Tensor, length: int) -> Growth:
+    g = norm.gate.value
+    scales = norm_scale(norm, h.to(torch.promote_types(h.dtype, torch.float32)))
+    factors = g + (1 - g) * norm.c.mean() * scales  # a token each
+    place = int(factors.nan_to_num().argmax())
+    return Growth(name, factors.flatten()[place].item(), place % length)
+
+
+def _finite(tree: object) -> bool:
+    """Whether every floating-point tensor in it is."""
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+@contextmanager
+def _hooks() -> Iterator[list[torch.utils.hooks.RemovableHandle]]:
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+    try:
+        yield handles
+    finally:
+        for handle in handles:
+            handle.remove()

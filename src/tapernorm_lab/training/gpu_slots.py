@@ -1,0 +1,160 @@
+"""One training job per GPU slot on a machine with several GPUs, whoever started the jobs.
+
+Every device has `jobs_per_gpu` slots, each a file that its job keeps locked (`flock`): the kernel frees it when the
+process dies, however it dies. The job then sees its device alone, through CUDA_VISIBLE_DEVICES, which must be set
+before CUDA starts. Where a scheduler or the user has set that variable, only its devices are taken.
+"""
+
+import fcntl
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+
+from tapernorm.util.errors import UserError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_RANK = "TORCHELASTIC_RUN_ID"  # set by torch's launcher in what it starts
+_POLL_S = 1.0  # no call waits for the first of several locks
+
+
+@contextmanager
+def device_slot(
+    device: str,
+    jobs_per_gpu: int = 1,
+    *,
+    whole: int = 0,
+    devices: Sequence[str] | None = None,
+    folder: Path | None = None,
+) -> Iterator[str | None]:
+    """Hold a slot of one GPU while inside, and make that GPU the only one that CUDA sees; yields its name.
+
+    Waits, and says so, while every slot is taken. Does nothing, and yields None, for device `cpu`, where no GPU is
+    found (then `cuda` is refused where the model is placed), and in one rank of several: the process that started the
+    ranks holds the devices of all.
+
+    Args:
+        device: hardware.device: auto, cpu or cuda.
+        jobs_per_gpu: slots of each device.
+        whole: hold all slots of so many devices in place of one slot, for a job that leaves no room for others.
+        devices: names to choose from, as CUDA_VISIBLE_DEVICES takes them; None: what this machine shows.
+        folder: where the lock files are; None: one per user and machine, under /tmp.
+
+    Raises:
+        UserError: there are fewer devices than `whole`, or the folder belongs to somebody else.
+    """
+    if device == "cpu" or _RANK in os.environ:
+        devices = []
+    names = visible_devices(os.environ) if devices is None else devices
+    if not names:
+        yield None
+        return
+    if whole > len(names):
+        have = f"{len(names)} ({', '.join(names)})"
+        raise UserError(f"hardware.devices_per_job is {whole}, and this process may use {have}: ask for as many")
+    torch = sys.modules.get("torch")
+    assert torch is None or not torch.cuda.is_initialized(), "CUDA has started: it would not see the device chosen here"
+    chosen, locks = _wait(names, jobs_per_gpu, whole, _lock_folder() if folder is None else folder)
+    before = os.environ.get(VISIBLE)
+    os.environ[VISIBLE] = ",".join(chosen)
+    try:
+        yield os.environ[VISIBLE]
+    finally:
+        _release(locks)
+        if before is None:
+            del os.environ[VISIBLE]
+        else:
+            os.environ[VISIBLE] = before
+
+
+def most_threads() -> int:
+    """The largest number of CPU threads that a job may ask for here: more would only wait, or could not start."""
+    return max(64, 8 * (os.cpu_count() or 1))
+
+
+def visible_devices(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs that this process may use, by UUID where the driver tells it, in the order of CUDA_VISIBLE_DEVICES.
+
+    An index is a place in what `nvidia-smi` lists here. Under a scheduler that hides the other GPUs, each job's is 0:
+    only the UUID tells them apart. Words that name no device, such as a scheduler's NoDevFiles, hide all, as in CUDA.
+    """
+    listed = _listed_uuids()
+    if VISIBLE not in environment:
+        return listed
+    names = takewhile(_is_device, (name.strip() for name in environment[VISIBLE].split(",")))
+    return [listed[int(name)] if name.isdigit() and int(name) < len(listed) else name for name in names]
+
+
+def _is_device(name: str) -> bool:
+    return name.isdigit() or name.startswith(("GPU-", "MIG-"))
+
+
+def _listed_uuids() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.split() if done.returncode == 0 else []
+
+
+def _lock_folder() -> Path:
+    """One folder per user: locks in a shared one could be held by others, or not be opened."""
+    folder = Path("/tmp") / f"tapernorm-gpu-slots-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise UserError(f"{folder} keeps the GPU slots and belongs to another user: remove it")
+    return folder
+
+
+def _wait(names: Sequence[str], jobs_per_gpu: int, whole: int, folder: Path) -> tuple[list[str], list[int]]:
+    """(devices, descriptors of their locked files), as soon as they are free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: [folder / f"{name.replace('/', '-')}.slot{slot}" for slot in range(jobs_per_gpu)] for name in names}
+    # One slot: a second job comes to a device when every device has its first.
+    slots = [(name, files[name][slot : slot + 1]) for slot in range(jobs_per_gpu) for name in names]
+    choices, wanted = (list(files.items()), whole) if whole else (slots, 1)
+    told = False
+    while True:
+        chosen, locks, holders = [], [], []
+        for name, paths in choices:
+            taken, holder = _try_locks(paths)
+            if not taken:
+                holders.append(f"{name} by {holder}")
+                continue
+            chosen.append(name)
+            locks += taken
+            if len(chosen) == wanted:
+                return chosen, locks
+        _release(locks)  # all or none: two jobs that each kept a part would wait for each other
+        if not told:
+            told = True
+            print(f"waiting for {wanted} free GPU(s): {'; '.join(holders)}", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
+
+
+def _try_locks(paths: Sequence[Path]) -> tuple[list[int], str]:
+    """(descriptors of these files, now locked, or none of them; who holds one)."""
+    locks, me = [], f"process {os.getpid()} on {platform.node()}"
+    for path in paths:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        locks.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(lock, 200).decode() or "another process"
+            _release(locks)
+            return [], holder
+        os.truncate(lock, 0)
+        os.write(lock, me.encode())
+    return locks, me
+
+
+def _release(locks: Sequence[int]) -> None:
+    for lock in locks:
+        os.close(lock)

@@ -1,0 +1,146 @@
+"""What a training run writes down per logged step, and the growing file that holds it."""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tapernorm.architectures import architecture_of
+from tapernorm.util.atomic_files import unwritable
+from tapernorm.util.errors import UserError
+
+from .ranks import gathered
+
+GROUPS = ("embeddings", "attention", "mlp", "norms")
+
+
+def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Parameters by what they belong to: embeddings (the head among them), attention, mlp, norms."""
+    arch = architecture_of(model)
+    norms = {*arch.internal_norms(model), arch.final}
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
+    for name, parameter in model.named_parameters():
+        groups["norms" if name.rpartition(".")[0] in norms else _group_of(name)].append(parameter)
+    return groups
+
+
+def _group_of(name: str) -> str:
+    if "attn" in name:
+        return "attention"
+    return "mlp" if ".mlp." in name else "embeddings"
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Euclidean norm over all gradients, a scalar; a missing gradient counts as zero."""
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+class StepMeter:
+    """Logit and pre-logit magnitudes over the micro-batches of one optimizer step, those of all ranks."""
+
+    def __init__(self) -> None:
+        self._logit_square = self._scale = 0.0  # means over tokens
+        self._logit_max = self._scale_max = 0.0
+
+    def add(self, share: float, logits: Tensor, scale: Tensor) -> None:
+        """A micro-batch that is `share` of the whole batch: logits (b, T, V), pre-logit scale (b, T, 1)."""
+        logits, scale = logits.detach(), scale.detach()
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        low, high = logits.aminmax()
+        self._logit_square += share * (torch.linalg.vector_norm(logits).item() ** 2 / logits.numel())
+        self._logit_max = max(self._logit_max, high.item(), -low.item())
+        self._scale += share * scale.mean().item()
+        self._scale_max = max(self._scale_max, scale.max().item())
+
+    def row(self) -> dict[str, float]:
+        """The metrics of a logged step; the same on every rank."""
+        every = gathered([self._logit_square, self._scale, self._logit_max, self._scale_max])  # (ranks, 4)
+        logit_square, scale = every[:, :2].sum(0).tolist()
+        logit_max, scale_max = every[:, 2:].amax(0).tolist()
+        return {
+            "logit_rms": math.sqrt(logit_square),
+            "logit_max": logit_max,
+            "scale_mean": scale,
+            "scale_max": scale_max,
+        }
+
+
+class MetricsFile:
+    """JSON lines that grow with the run, and the same rows as TensorBoard scalars where asked for.
+
+    Args:
+        keep_bytes: how much of an earlier attempt's file stays: what `sync` returned at the checkpoint resumed from.
+        events: folder of the TensorBoard event files; None: none are written.
+        step: the first step to come; later ones of an earlier attempt are hidden in TensorBoard.
+
+    Raises:
+        UserError: the file is shorter than `keep_bytes`, or the tensorboard package is missing.
+    """
+
+    def __init__(self, path: Path, *, keep_bytes: int, events: Path | None = None, step: int = 0) -> None:
+        self.path = path
+        self._events: Any = None if events is None else _event_writer(events, step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        size = path.stat().st_size
+        if size < keep_bytes:
+            self.close()
+            raise UserError(
+                f"{path} has {size} bytes and its checkpoint follows {keep_bytes}: it was cut short; "
+                f"delete {path.parent} to start anew"
+            )
+        self._file.truncate(keep_bytes)
+
+    def write(self, row: dict[str, Any]) -> None:
+        line = json.dumps(row, allow_nan=False) + "\n"
+        try:
+            self._write_all(line.encode("utf-8"))
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        if self._events is not None:
+            for name, value in row.items():
+                if name != "step" and value is not None:
+                    self._events.add_scalar(name, value, row["step"])
+            self._events.flush()
+
+    def _write_all(self, content: bytes) -> None:
+        while content:
+            content = content[self._file.write(content) :]
+
+    def sync(self) -> int:
+        """Make the lines durable, before a checkpoint that follows them; returns the size of the file in bytes."""
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+class NoMetrics:
+    """In place of the file on the ranks that write none."""
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def sync(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def _event_writer(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            "hardware.tensorboard is on and tensorboard is not installed: pip install 'tapernorm[tensorboard]'"
+        ) from None
+    return SummaryWriter(str(folder), purge_step=step)

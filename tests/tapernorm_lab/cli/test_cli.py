@@ -1,0 +1,523 @@
+"""The command line: instant help, one job however it is named, one clear line per error, nothing half-written."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import writing
+from places import ROOT
+from training import HARDWARE, VOCABULARY, command, make_job, outcome_of, write_stream
+
+import tapernorm
+import tapernorm_lab.experiments.machine
+import tapernorm_lab.experiments.pretrain
+from tapernorm.util.hashing import canonical_json
+from tapernorm_lab.cli.main import main
+from tapernorm_lab.config.jobs import BenchJob
+from tapernorm_lab.config.load import load_config
+from tapernorm_lab.report.frames import decoding as decode_rows
+from tapernorm_lab.training.stop_signals import Stopped
+
+CONFIG = str(ROOT / "config" / "test.yaml")
+VERBS = {"corpus", "tokenizer", "bpe", "tokens", "blocks", "hubrows", "filter", "pretrain", "base", "finetune"}
+VERBS |= {"evaluate", "fold", "generate", "bench", "rows", "table", "figure", "schema", "taper", "export"}
+
+HELP = """
+import contextlib, io, sys
+from tapernorm.cli import main
+for verb in sys.argv[1:]:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main([verb, "--help"])
+    assert f"tapernorm {verb}" in text.getvalue(), text.getvalue()
+heavy = sorted({"torch", "numpy", "pandas", "sentencepiece", "datasets", "matplotlib", "yaml"} & set(sys.modules))
+print(heavy)
+"""
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_stream(tmp_path_factory.mktemp("data") / "tokens")
+
+
+def complaint(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """What `tapernorm ARGUMENTS` says when it refuses, without its name."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("tapernorm: ")
+    assert "Traceback" not in captured.err
+    return captured.err.removeprefix("tapernorm: ")
+
+
+# --- help ---
+
+
+def test_help_of_every_verb_imports_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, *VERBS], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_help_lists_every_verb(capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    listed = {
+        line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("    ") and line.split()
+    }
+    assert listed >= VERBS
+
+
+def test_version(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == tapernorm.__version__ + "\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-verb"], ["pretrain"], ["table", "table9"]])
+def test_what_cannot_be_parsed_shows_the_usage(arguments: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert "usage: tapernorm" in capsys.readouterr().err
+
+
+# --- jobs ---
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of `pretrain`, which does nothing."""
+    calls: list[tuple[Any, ...]] = []
+
+    def pretrain(*arguments: Any, overwrite: bool) -> dict[str, Any]:
+        calls.append(arguments)
+        return {"values": {"valid_ce": {"value": 1.0}, "bits_per_byte": {"value": 1.0}}}
+
+    monkeypatch.setattr(tapernorm_lab.experiments.pretrain, "pretrain", pretrain)
+    return calls
+
+
+@pytest.mark.parametrize("variant", ["baseline", "internal", "all_aux"])
+def test_a_job_and_a_config_name_the_same_job(called: list, variant: str) -> None:
+    folders = ["--tokens", "tokens", "--out", "out"]
+    settings = ["--set", "train.lr=0.01", "--set", "seeds=[5]"]
+    cell = ["--variant", variant, "--width", "24", "--seed", "5"]
+    assert main(["pretrain", "--config", CONFIG, *settings, *cell, *folders]) == 0
+    config = load_config(CONFIG, ["train.lr=0.01", "seeds=[5]"])
+    job = config.pretrain_job(variant, 24, 5)
+    given = ["--job", canonical_json(job), "--hardware", canonical_json(config.hardware)]
+    assert main(["pretrain", *given, *folders]) == 0
+    assert called == [(job, Path("tokens"), Path("out"), config.hardware)] * 2
+    assert job.train.lr == 0.01
+    assert (job.taper is None) == (variant == "baseline")
+
+
+@pytest.mark.parametrize(
+    ("verb", "needs", "option"),
+    [
+        ("corpus", [], ["--text", "base"]),
+        ("tokenizer", ["--corpus", "c"], ["--gpt2"]),
+        ("blocks", ["--corpus", "c", "--tokenizer", "t"], ["--text", "base"]),
+        ("hubrows", ["--tokenizer", "t"], ["--text", "pile"]),
+        ("filter", ["--rows", "r", "--seen", "s"], ["--text", "filtered"]),
+    ],
+)
+def test_a_job_takes_no_option_that_would_choose_one(verb: str, needs: list, option: list, tmp_path, capsys) -> None:
+    said = complaint(capsys, [verb, *needs, "--job", "{}", *option, "--out", str(tmp_path / "out")])
+    assert "a --job names its own" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_threads_replace_those_of_the_config(called: list) -> None:
+    cell = ["--variant", "baseline", "--width", "24", "--seed", "1", "--tokens", "t", "--out", "o"]
+    assert main(["pretrain", "--config", CONFIG, *cell, "--threads", "7"]) == 0
+    assert called[0][3] == load_config(CONFIG).hardware.model_copy(update={"threads": 7})
+
+
+def test_a_run_from_the_command_line_scores_and_can_be_evaluated(tokens: Path, tmp_path: Path, capsys) -> None:
+    assert main(command(make_job(), tokens, tmp_path / "run")) == 0
+    score = json.loads((tmp_path / "run" / "result.json").read_text())["values"]["valid_ce"]["value"]
+    assert f"valid_ce {score:.4f} nats/token" in capsys.readouterr().out
+    outcome_of(tmp_path / "run")
+    file = tmp_path / "scores" / "valid.json"
+    assert main(["evaluate", "--model", str(tmp_path / "run"), "--tokens", str(tokens), "--out", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found == json.loads(capsys.readouterr().out)
+    assert found["ce_nats_per_token"] == pytest.approx(score, rel=1e-6)  # in other batches
+    assert found["tokens"] == 100
+
+
+# --- errors ---
+
+
+JOB, HARD = canonical_json(make_job()), canonical_json(HARDWARE)
+CELL = ["--variant", "all", "--width", "24", "--seed", "1"]
+REFUSED = {
+    "no such config": (["--config", "absent.yaml", *CELL], "no config file 'absent.yaml'"),
+    "a folder as config": (["--config", ".", *CELL], "Is a directory"),
+    "a config without its cell": (["--config", CONFIG, "--variant", "all"], "needs --width, --seed"),
+    "a width that is not there": (["--config", CONFIG, *CELL[:2], "--width", "7", *CELL[4:]], "no width 7"),
+    "an unknown setting": (["--config", CONFIG, *CELL, "--set", "train.rate=1"], "no setting 'train.rate'"),
+    "an impossible setting": (["--config", CONFIG, *CELL, "--set", "train.lr=-1"], "train.lr: Input should be greater"),
+    "a setting without a value": (["--config", CONFIG, *CELL, "--set", "train.lr"], "write it as key.path=value"),
+    "a value that is not YAML": (["--config", CONFIG, *CELL, "--set", "train.lr=[1"], "train.lr=[1"),
+    "a job that is not JSON": (["--job", "{", "--hardware", HARD], "--job is not JSON"),
+    "a job of another kind": (["--job", "[]", "--hardware", HARD], "--job is not a valid PretrainJob"),
+    "a job with more keys": (["--job", JOB[:-1] + ',"x":1}', "--hardware", HARD], "x: unknown key; valid keys here"),
+    "a job without hardware": (["--job", JOB], "needs --hardware"),
+    "hardware that is not JSON": (["--job", JOB, "--hardware", "cpu"], "--hardware is not JSON"),
+    "a job and a setting": (["--job", JOB, "--hardware", HARD, "--set", "train.lr=1"], "--set changes a --config"),
+    "a job and a cell": (["--job", JOB, "--hardware", HARD, "--seed", "0"], "--seed choose a job of a --config file"),
+}
+
+
+REFUSED |= {
+    "a variant that the width lacks": (
+        ["--config", CONFIG, "--variant", "all", "--width", "16", "--seed", "1"],
+        "--variant all is not among those of width 16: baseline, internal_aux, all_aux",
+    ),
+    "a seed that is not the config's": (
+        ["--config", CONFIG, *CELL[:4], "--seed", "7"],
+        "--seed 7 is not among those of this config: 1, 2; another one is --set 'seeds=[7]'",
+    ),
+    "a config that is a list": (["--config", str(Path(__file__)), *CELL], "is not YAML: line "),
+    "a job of too many digits": (["--job", '{"seed": ' + "1" * 5000 + "}", "--hardware", HARD], "too many digits"),
+    "a job of too many brackets": (["--job", "[" * 10**5, "--hardware", HARD], "nested too deeply"),
+    "a truth value as seed": (
+        ["--job", JOB.replace('"seed":3', '"seed":true'), "--hardware", HARD],
+        "seed: True is not a number",
+    ),
+    "a job without all betas": (
+        ["--config", CONFIG, *CELL, "--set", "train.betas=[0.9]"],
+        "too few values (got [0.9])",
+    ),
+    "an argument that is no text": (["--config", "caf\udce9.yaml", *CELL], "is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_before_any_work(tokens: Path, tmp_path: Path, capsys, case: str) -> None:
+    arguments, said = REFUSED[case]
+    out = tmp_path / "out"
+    assert said in complaint(capsys, ["pretrain", *arguments, "--tokens", str(tokens), "--out", str(out)])
+    assert not out.exists()
+
+
+ROBUSTNESS = ["robustness", "--models", "baseline=m", "--tokens", "t", "--tokenizer", "t"]
+FINETUNE = ["finetune", "--base", "b", "--blocks", "b"]
+ARM = ["arm", "--tokens", "t", "--stage"]
+OTHER_CELLS = {
+    "no GPT-2 size 'huge'": [*FINETUNE, "--method", "vanilla", "--size", "huge", "--seed", "1"],
+    "--method fakeln is not among": [
+        *(*FINETUNE, "--set", "gpt2.methods=[vanilla]"),
+        *("--method", "fakeln", "--size", "tiny", "--seed", "1"),
+    ],
+    "--seed 9 is not among those of the GPT-2": [*FINETUNE, "--method", "vanilla", "--size", "tiny", "--seed", "9"],
+    "no stage 'S9'": [*ARM, "S9", "--arm", "baseline", "--seed", "1"],
+    "no arm 'none'": [*ARM, "S1", "--arm", "none", "--seed", "1"],
+    "--seed 77 is not among those of stage S1": [*ARM, "S1", "--arm", "baseline", "--seed", "77"],
+    "no width 17": [*ROBUSTNESS, "--width", "17", "--seed", "1"],
+    "--seed 78 is not among": [*ROBUSTNESS, "--width", "24", "--seed", "78"],
+    "--seed 79 is not among those of stage S1": [*ROBUSTNESS, "--stage", "S1", "--seed", "79"],
+    "no GPT-2 size 'vast'": ["base", "--size", "vast"],
+}
+
+
+@pytest.mark.parametrize("said", OTHER_CELLS)
+def test_other_cells_that_a_config_lacks_are_refused(said: str, tmp_path: Path, capsys) -> None:
+    told = complaint(capsys, [*OTHER_CELLS[said], "--config", CONFIG, "--out", str(tmp_path / "out")])
+    assert said in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+PRETRAIN = ["pretrain", "--job", JOB, "--hardware", HARD, "--tokens", "t", "--out", "o"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *(([*PRETRAIN, "--threads", threads], "--threads") for threads in ("0", "-1", "two", "100000")),
+        (["pretrain", "--seed", "1" * 23], "--seed: 1111"),
+        (["pretrain", "--seed", "-1"], "--seed: -1 is below 0"),
+        (["pretrain", "--width", "0"], "--width: 0 is not a positive number"),
+        (["plan", "--step-s", "nan"], "--step-s: nan is not a number at least 0"),
+        (["plan", "--flops-per-s", "0"], "--flops-per-s: 0 is not a number above 0"),
+        (["rows", "--run", "../up"], "--run: '../up' is no name of a run"),
+        (["outcome", "--run", ""], "--run: '' is no name of a run"),
+        (["outcome", "--run", "a" * 300], "is no name of a run"),
+        (["generate", "--seed", "1" * 5000], "--seed"),
+    ],
+)
+def test_an_option_out_of_range_is_one_line(words: list[str], said: str, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    told = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said in told
+    assert told.startswith(f"tapernorm {words[0]}: --")
+    assert told.count("\n") == 1
+
+
+def test_threads_of_a_config_that_no_machine_can_start_are_refused(tokens: Path, tmp_path: Path, capsys) -> None:
+    hardware = HARDWARE.model_copy(update={"threads": 100_000})
+    said = complaint(capsys, command(make_job(), tokens, tmp_path / "out", hardware))
+    assert "hardware.threads 100000 exceeds" in said
+    assert said.count("\n") == 1
+
+
+ODD = [*ROBUSTNESS[:1], *ROBUSTNESS[3:], "--config", CONFIG, "--width", "24", "--seed", "1", "--out", "o", "--models"]
+NAMING = {
+    "outcome": ["outcome", "--run", "r", "--results", "t", "--figures", "f", "--runs"],
+    "evaluate": ["evaluate", "--model", "m", "--tokenizer", "t", "--out", "o", "--blocks"],
+    "robustness": ODD,
+    "taper": ["taper", "--model", "m", "--data", "web", "--steps", "10", "--out", "o", "--score"],
+}
+
+
+@pytest.mark.parametrize("name", ["x/../../evil", "..", "", "a b", "a" * 65, "a.b", "a/b"])
+@pytest.mark.parametrize("verb", NAMING)
+def test_a_name_that_could_lead_elsewhere_is_refused(verb: str, name: str, monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = complaint(capsys, [*NAMING[verb], f"{name}=web"])
+    assert NAMING[verb][-1] in said
+    assert "NAME=" in said or "64 bytes" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tokens_that_are_not_there(tmp_path: Path, capsys) -> None:
+    said = complaint(capsys, command(make_job(), tmp_path / "absent", tmp_path / "out"))
+    assert "no tokens in" in said
+    assert "tapernorm tokens" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_the_run_folder_should_be(tokens: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "out").write_text("mine")
+    said = complaint(capsys, command(make_job(), tokens, tmp_path / "out"))
+    assert "out is a file" in said
+    assert (tmp_path / "out").read_text() == "mine"
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("verb", ["corpus", "tokenizer", "tokens", "pretrain", "bench", "table", "figure"])
+def test_every_configured_verb_explains_a_bad_config(tmp_path: Path, capsys, verb: str) -> None:
+    config = tmp_path / "bad.yaml"
+    config.write_text(Path(CONFIG).read_text().replace("seeds: [1, 2]", "seeds: [1, 1]").replace("run: test", ""))
+    needs = {
+        "corpus": [],
+        "tokenizer": ["--corpus", "c"],
+        "tokens": ["--corpus", "c", "--tokenizer", "t"],
+        "pretrain": ["--tokens", "t", *CELL],
+        "bench": ["decode", "--model", "m"],
+        "table": ["table1", "--rows", "r"],
+        "figure": ["figure2", "--rows", "r"],
+    }[verb]
+    said = complaint(capsys, [verb, *needs, "--config", str(config), "--out", str(tmp_path / "out")])
+    assert "run: missing" in said
+    assert "seeds" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_not_scored_on_tokens_of_another_vocabulary(tokens: Path, tmp_path: Path, capsys) -> None:
+    assert main(command(make_job(), tokens, tmp_path / "run")) == 0
+    other = write_stream(tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest | {"vocab_size": VOCABULARY + 1}))
+    capsys.readouterr()
+    arguments = ["evaluate", "--model", str(tmp_path / "run"), "--tokens", str(other)]
+    assert f"vocabulary of {VOCABULARY + 1} and the model one of {VOCABULARY}" in complaint(capsys, arguments)
+
+
+def test_a_model_that_is_not_there(tokens: Path, tmp_path: Path, capsys) -> None:
+    said = complaint(capsys, ["evaluate", "--model", str(tmp_path), "--tokens", str(tokens)])
+    assert "holds no config.json" in said
+
+
+@pytest.mark.parametrize("batch", ["0", "-2"])
+def test_a_batch_must_be_positive(batch: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--model", "m", "--tokens", "t", "--batch", batch])
+    assert "is not a positive number" in capsys.readouterr().err
+
+
+def raising(error: BaseException):
+    def pretrain(*_: Any, **__: Any) -> None:
+        raise error
+
+    return pretrain
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(tapernorm_lab.experiments.pretrain, "pretrain", raising(Stopped(signal.SIGINT)))
+    assert main(command(make_job(), Path("t"), Path("o"))) == 130
+    said = "the same command goes on, training from its last checkpoint\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_a_full_disk_anywhere_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+    monkeypatch.setattr(tapernorm_lab.experiments.pretrain, "pretrain", raising(full))
+    said = complaint(capsys, command(make_job(), Path("t"), Path("o")))
+    assert "No space left on device: 'somewhere'" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken disk"), RuntimeError("a bug"), ValueError("a bug")])
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(tapernorm_lab.experiments.pretrain, "pretrain", raising(error))
+    with pytest.raises(type(error), match=r"broken disk|a bug"):
+        main(command(make_job(), Path("t"), Path("o")))
+
+
+def test_the_schema_can_be_written(tmp_path: Path) -> None:
+    assert main(["schema", "--out", str(tmp_path / "schema.json")]) == 0
+    assert "widths" in json.loads((tmp_path / "schema.json").read_text())["properties"]
+
+
+# --- generate ---
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in a run folder that writes ` 😀 ran` after `dog`, and then ends the document."""
+    run = tmp_path_factory.mktemp("results") / "tiny"
+    coder = writing.make_tokenizer(run)
+    chain = [*coder.encode("dog"), *coder.encode("😀ran"), coder.eod]
+    return writing.make_writer(run / "pretrain" / "all" / "d48" / "seed0", chain)
+
+
+GENERATE = ["generate", "--device", "cpu", "--checkpoint"]
+
+
+def test_generate_streams_a_continuation(writer: Path, capsys) -> None:
+    assert main([*GENERATE, str(writer), "--prompt", "dog", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == "dog😀ran\n"
+    assert main([*GENERATE, str(writer), "--prompt", "dog", "--top-k", "1", "--new-tokens", "4"]) == 0
+    assert capsys.readouterr().out == "dog😀\n"
+
+
+def test_generate_flushes_each_piece_before_the_next_is_computed(writer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda *text, **how: shown.append((*text, how.get("flush"))))
+    assert main([*GENERATE, str(writer), "--prompt", "dog", "--temperature", "0"]) == 0
+    pieces = [(text, flushed) for text, *flushed in shown[:-1] if text]
+    assert pieces[:2] == [("dog", [True]), ("😀", [True])]
+    assert len(pieces) > 2
+
+
+def test_generate_samples_by_its_seed(writer: Path, capsys) -> None:
+    def text(*options: str) -> str:
+        assert main([*GENERATE, str(writer), "--prompt", "fox", "--new-tokens", "9", *options]) == 0
+        return capsys.readouterr().out
+
+    hot = ("--temperature", "9")
+    assert text(*hot, "--seed", "4") == text(*hot, "--seed", "4") != text(*hot, "--seed", "5")
+    assert text() == text("--temperature", "0.8", "--seed", "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--temperature", "-1"], "--temperature must be at least 0"),
+        (["--top-p", "1.5"], "--top-p must lie in (0, 1]"),
+        (["--new-tokens", "40"], "exceeds the model's context of 40: shorten the prompt, or ask for fewer new tokens"),
+        (["--tokenizer", "absent"], "absent"),
+    ],
+)
+def test_generate_refuses_before_it_shows_anything(writer: Path, capsys, options: list[str], said: str) -> None:
+    assert said in complaint(capsys, [*GENERATE, str(writer), "--prompt", "dog", *options])
+
+
+def test_generate_from_what_is_no_checkpoint(tmp_path: Path, capsys) -> None:
+    said = complaint(capsys, [*GENERATE, str(tmp_path), "--prompt", "dog"])
+    assert "no tokenizer belongs to" in said
+    writing.make_tokenizer(tmp_path)
+    assert "holds no config.json" in complaint(capsys, [*GENERATE, str(tmp_path), "--prompt", "dog"])
+
+
+@pytest.mark.parametrize("option", ["--new-tokens", "--top-k"])
+def test_generate_wants_positive_counts(option: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "--checkpoint", "c", "--prompt", "p", option, "0"])
+    assert "is not a positive number" in capsys.readouterr().err
+
+
+# --- bench ---
+
+
+@pytest.fixture(scope="module")
+def tapered(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run") / "internal"
+    assert main(command(make_job("internal_aux"), tokens, run)) == 0
+    return run
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tapernorm_lab.experiments.machine._BUFFER_BYTES, "cpu", 1 << 20)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", ["decode", "last_token"])
+def test_a_bench_from_the_command_line_is_what_the_tables_read(tapered: Path, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "bench" / f"{kind}.json"
+    arguments = ["bench", kind, "--config", CONFIG, "--model", str(tapered), "--out", str(file), "--device", "cpu"]
+    assert main(arguments) == 0
+    bench = decode_rows.read(file, kind=f"bench_{kind}")
+    rounds = load_config(CONFIG).bench.rounds
+    assert {(row["prompt"], row["batch"], row["n"]) for row in bench.rows} == {(16, 1, rounds), (16, 2, rounds)}
+    assert bench.facts["variant"] == "internal_aux"
+    assert bench.facts["torch"] == torch.__version__
+    assert bench.facts["load_before"] >= 0
+    assert bench.facts["load_after"] >= 0
+    assert set(bench.unavailable) == ({"cudagraph"} if kind == "decode" else set())
+    table = {"decode": "table2", "last_token": "table2v1"}[kind]
+    assert main(["table", table, "--config", CONFIG, "--bench", str(file), "--out", str(tmp_path / "tables")]) == 0
+    assert (tmp_path / "tables" / f"{table}.md").is_file()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bench_job_and_a_config_name_the_same_job(tapered: Path, tmp_path: Path) -> None:
+    config = load_config(CONFIG, ["bench.rounds=2", "bench.batches=[1]"])
+    job = BenchJob(run=config.run, bench=config.bench)
+    made = []
+    for source in (
+        ["--job", canonical_json(job)],
+        ["--config", CONFIG, "--set", "bench.rounds=2", "--set", "bench.batches=[1]"],
+    ):
+        out = ["--model", str(tapered), "--out", str(tmp_path / "bench.json"), "--device", "cpu"]
+        assert main(["bench", "decode", *source, *out]) == 0
+        made.append(json.loads((tmp_path / "bench.json").read_text()))
+    assert made[0]["job"] == made[1]["job"]
+    assert made[0]["provenance"]["config_hash"] == made[1]["provenance"]["config_hash"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_bench_refuses_what_it_cannot_compare(tokens: Path, tapered: Path, tmp_path: Path, capsys) -> None:
+    def said(model: Path) -> str:
+        out = tmp_path / "bench.json"
+        answer = complaint(
+            capsys, ["bench", "decode", "--config", CONFIG, "--model", str(model), "--out", str(out), "--device", "cpu"]
+        )
+        assert not out.exists()
+        return answer
+
+    assert "holds no config.json" in said(tmp_path / "absent")
+    assert main(command(make_job("baseline"), tokens, tmp_path / "plain")) == 0
+    capsys.readouterr()
+    assert "0 tapered norms and norm 'rmsnorm': give a tapered run" in said(tmp_path / "plain")
+    folded = ["fold", "--model", str(tapered), "--tokens", str(tokens), "--out", str(tmp_path / "folded")]
+    assert main([*folded, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert "holds no result.json: give the run folder of a tapered model" in said(tmp_path / "folded" / "fused")

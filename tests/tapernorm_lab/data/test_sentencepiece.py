@@ -1,0 +1,224 @@
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import tapernorm
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import digest
+from tapernorm_lab.config.jobs import TokenizerJob
+from tapernorm_lab.config.sections import TokenizerConfig
+from tapernorm_lab.data.corpus import read_documents
+from tapernorm_lab.data.sentencepiece import (
+    SPACE_MARK,
+    Tokenizer,
+    sample,
+    train_tokenizer,
+)
+
+PROSE = [f"Story {i}: the {('cat', 'dog', 'owl', 'fox')[i % 4]} ran.\n\nIt hid." for i in range(40)]
+NASTY = (
+    "\x00", "\t", "\n", "\r", "\r\n", " ", "  ", "\x05", "\x7f", "\x85", "\xa0", "\u0301", "\u200d", "\u2028", "\u2047",
+    "\u2585", "\u3000", "\ufeff", "\ufdd0", "\ufffd", "\uffff", "\U0010ffff", "é", "e\u0301", "ﬁ", "½",
+    "\uff21", "👩‍👩‍👧", "中",
+    "<unk>", "<|endoftext|>", "<0x41>", "<s>", " ⁇ ", "the", "Abraham", "0", "Z",
+)  # fmt: skip
+VALID = st.characters(exclude_categories=["Cs"], exclude_characters=SPACE_MARK)
+TEXT = st.one_of(st.text(VALID), st.lists(st.sampled_from(NASTY), max_size=12).map("".join))
+
+
+def job(**changes: Any) -> TokenizerJob:
+    chosen = {"vocab_size": 300, "model_type": "bpe", "max_documents": None, "literal_u2581": "refuse"} | changes
+    return TokenizerJob(tokenizer=TokenizerConfig(**chosen))
+
+
+def corpus_with(folder: Path, train: list[str], valid: list[str] | None = None) -> Path:
+    """A corpus folder written by hand, its hashes real."""
+    folder.mkdir(parents=True)
+    entries = {}
+    for split, texts in {"train": train, "valid": valid or ["The cat ran."]}.items():
+        raw = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+        (folder / f"{split}.jsonl").write_bytes(raw)
+        size = sum(len(text.encode()) for text in texts)
+        entries[split] = {"documents": len(texts), "bytes": size, "sha256": hashlib.sha256(raw).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "kind": "corpus", "splits": entries}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus_with(tmp_path_factory.mktemp("prose") / "corpus", PROSE)
+
+
+@pytest.fixture(scope="module")
+def coders(web_tokenizer: Path, prose: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
+    """A BPE tokenizer of real text and a Unigram tokenizer of made-up text."""
+    unigram = tmp_path_factory.mktemp("unigram")
+    train_tokenizer(job(model_type="unigram", vocab_size=290), prose, unigram)
+    return [Tokenizer(web_tokenizer), Tokenizer(unigram)]
+
+
+# --- lossless ---
+
+
+@given(text=TEXT)
+@example("".join(NASTY))
+@example(" ".join(NASTY) + "   ")
+@example("")
+@settings(max_examples=400, deadline=None)
+def test_any_text_comes_back_and_never_holds_a_special_id(coders: list[Tokenizer], text: str) -> None:
+    for coder in coders:
+        ids = coder.encode(text)
+        assert coder.decode(ids) == text
+        assert not {0, coder.eod} & set(ids)
+        assert all(0 <= i < coder.vocab_size for i in ids)
+
+
+def test_every_character_comes_back(coders: list[Tokenizer]) -> None:
+    points = [p for p in range(0x110000) if not 0xD800 <= p < 0xE000 and chr(p) != SPACE_MARK]
+    for start in range(0, len(points), 4096):
+        text = "".join(map(chr, points[start : start + 4096]))
+        for coder in coders:
+            assert coder.decode(coder.encode(text)) == text
+
+
+def test_real_text_comes_back(web_corpus: Path, web_tokenizer: Path) -> None:
+    coder = Tokenizer(web_tokenizer)
+    texts = list(read_documents(web_corpus / "valid.jsonl"))
+    ids = coder.encode_batch(texts)
+    assert [coder.decode(i) for i in ids] == texts
+    assert ids == [coder.encode(text) for text in texts]
+    assert sum(map(len, ids)) < sum(len(text.encode()) for text in texts) / 2.5  # it compresses: it is not all bytes
+
+
+def test_the_end_of_document_decodes_to_nothing(coders: list[Tokenizer]) -> None:
+    for coder in coders:
+        assert coder.decode([coder.eod, *coder.encode(" a"), coder.eod]) == " a"
+        assert coder.manifest["eod"] == coder.eod
+
+
+def test_ids_and_text_out_of_range_are_refused(coders: list[Tokenizer]) -> None:
+    with pytest.raises(IndexError):
+        coders[0].decode([coders[0].vocab_size])
+    with pytest.raises(UnicodeEncodeError):
+        coders[0].encode("half \ud83d")
+
+
+# --- U+2581 ---
+
+
+def test_the_space_mark_is_refused_with_its_count(coders: list[Tokenizer], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the text to encode holds the character U\+2581 3 times.*as_space"):
+        coders[0].encode_batch(["a▁b", "plain", "▁▁"])
+    for name, train, valid in (("train", [*PROSE, "a▁b▁"], None), ("valid", PROSE, ["▁", "c▁"])):
+        corpus = corpus_with(tmp_path / name, train, valid)
+        with pytest.raises(UserError, match=r"U\+2581 2 times"):
+            train_tokenizer(job(), corpus, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_space_mark_is_taken_for_a_space_where_that_is_chosen(tmp_path: Path) -> None:
+    corpus = corpus_with(tmp_path / "corpus", [*PROSE, "a▁b▁"], ["▁"])
+    manifest = train_tokenizer(job(literal_u2581="as_space"), corpus, tmp_path / "out")
+    assert manifest["literal_u2581"] == {"policy": "as_space", "count": {"train": 2, "valid": 1}}
+    coder = Tokenizer(tmp_path / "out")
+    assert coder.encode("▁the▁▁cat") == coder.encode(" the  cat")
+    assert coder.decode(coder.encode("▁the▁▁cat")) == " the  cat"
+
+
+# --- training ---
+
+
+def test_the_manifest_chains_corpus_and_model(prose: Path, tmp_path: Path) -> None:
+    manifest = train_tokenizer(job(), prose, tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
+    assert (manifest["schema_version"], manifest["kind"], manifest["vocab_size"]) == (1, "tokenizer", 300)
+    assert manifest["sha256"] == hashlib.sha256((tmp_path / "tokenizer.model").read_bytes()).hexdigest()
+    for split in ("train", "valid"):
+        assert manifest["corpus_sha256"][split] == hashlib.sha256((prose / f"{split}.jsonl").read_bytes()).hexdigest()
+    assert manifest["documents"] == {"in_corpus": 40, "trained_on": 40, "drawn": "all"}
+    assert manifest["literal_u2581"] == {"policy": "refuse", "count": {"train": 0, "valid": 0}}
+    assert manifest["provenance"]["config_hash"] == digest(job())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "tokenizer.model"]
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_training_gives_the_same_bytes_in_every_process(web_corpus: Path, tmp_path: Path, model_type: str) -> None:
+    chosen = job(vocab_size=400, max_documents=60, model_type=model_type)
+    here = train_tokenizer(chosen, web_corpus, tmp_path / "here")
+    code = """
+import sys
+from pathlib import Path
+from tapernorm.jobs import TokenizerJob
+from tapernorm.data.tokenizer import train_tokenizer
+train_tokenizer(TokenizerJob.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+"""
+    for seed in ("1", "2"):
+        out = tmp_path / seed
+        env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(tapernorm.__file__).parents[1])}
+        command = [sys.executable, "-c", code, chosen.model_dump_json(), str(web_corpus), str(out)]
+        subprocess.run(command, env=env, check=True, capture_output=True)
+        assert (out / "tokenizer.model").read_bytes() == (tmp_path / "here/tokenizer.model").read_bytes()
+    other = train_tokenizer(
+        job(vocab_size=400, max_documents=59, model_type=model_type), web_corpus, tmp_path / "other"
+    )
+    assert other["sha256"] != here["sha256"]  # control: one document fewer shows
+
+
+def test_only_the_training_split_is_learned_from(prose: Path, tmp_path: Path) -> None:
+    other = corpus_with(tmp_path / "corpus", PROSE, ["zyzzyva " * 500])
+    first, second = train_tokenizer(job(), prose, tmp_path / "a"), train_tokenizer(job(), other, tmp_path / "b")
+    assert first["sha256"] == second["sha256"]
+    assert first["corpus_sha256"]["valid"] != second["corpus_sha256"]["valid"]
+
+
+def test_a_sample_is_drawn_by_hash_over_the_whole_split(tmp_path: Path) -> None:
+    texts = [f"Story {i}" for i in range(400)] + ["Story 7"] * 5
+    path = corpus_with(tmp_path / "corpus", texts) / "train.jsonl"
+    drawn = list(sample(path, 100))
+    order = sorted(range(len(texts)), key=lambda i: hashlib.sha256(f"tokenizer/{texts[i]}".encode()).digest())
+    assert drawn == [texts[i] for i in sorted(order[:100])]
+    assert drawn != texts[:100]
+    assert abs(sum(texts.index(text) < 200 for text in drawn) - 50) < 25  # both halves are drawn from
+    assert list(sample(path, None)) == list(sample(path, 10_000)) == texts
+
+
+def test_max_documents_is_honoured_and_stated(prose: Path, tmp_path: Path) -> None:
+    manifest = train_tokenizer(job(max_documents=10, vocab_size=290), prose, tmp_path)
+    assert manifest["documents"] == {"in_corpus": 40, "trained_on": 10, "drawn": "smallest sha256 over the whole split"}
+
+
+def test_a_vocabulary_that_does_not_fit_leaves_nothing(prose: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the largest that fits is"):
+        train_tokenizer(job(vocab_size=9000), prose, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_that_is_all_validation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no training document"):
+        train_tokenizer(job(), corpus_with(tmp_path / "corpus", []), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# --- opening ---
+
+
+def test_a_model_that_is_not_the_manifest_s_is_refused(web_tokenizer: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(web_tokenizer, tmp_path / "copy")
+    model = folder / "tokenizer.model"
+    model.write_bytes(model.read_bytes()[:-1])
+    with pytest.raises(UserError, match="is not what its manifest describes"):
+        Tokenizer(folder)
+    model.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        Tokenizer(folder)
+    with pytest.raises(UserError, match="no tokenizer in"):
+        Tokenizer(tmp_path / "nowhere")

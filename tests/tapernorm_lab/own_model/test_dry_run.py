@@ -1,0 +1,215 @@
+"""What the dry run sees coming, on models with an outlier put into them and without."""
+
+import shlex
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from offline import offline
+from own_models import EOS, story, write_model, write_stories
+from places import ROOT
+
+import tapernorm_lab.own_model.request
+from tapernorm import spread
+from tapernorm.checkpoints.pretrained import find, load_pretrained, skeleton
+from tapernorm.util.errors import UserError
+from tapernorm_lab.own_model import foresight
+from tapernorm_lab.own_model.dry_run import outline
+from tapernorm_lab.own_model.request import Request
+from tapernorm_lab.own_model.taper_own_model import taper_model
+
+SMOLLM2 = ROOT / "build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+WORD = " saw"  # one token of the tokenizer, made large below
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    write_model(folder / "llama", "llama")
+    write_stories(folder / "train.txt")
+    return folder
+
+
+def request(home: Path, model: str = "llama", **changes) -> Request:
+    base = {"model": str(home / model), "data": (str(home / "train.txt"),), "steps": 20, "out": home / "run"}
+    return Request(**{**base, "threads": 1, "device": "cpu", **changes})
+
+
+def look(asked: Request) -> foresight.Look:
+    base = find(asked.model)
+    return foresight.look_ahead(asked, base, skeleton(base))
+
+
+@pytest.fixture(scope="module")
+def outlying(home) -> Path:
+    """The same model with the embedding of WORD made fifty times as large."""
+    coder = transformers.AutoTokenizer.from_pretrained(home / "llama")
+    (token,) = coder(WORD, add_special_tokens=False)["input_ids"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(home / "llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] *= 50
+    model.save_pretrained(home / "outlying")
+    coder.save_pretrained(home / "outlying")
+    return home / "outlying"
+
+
+def test_the_rows_are_the_text_end_to_end_with_an_end_after_each_document(home):
+    seen = look(request(home))
+    coder = transformers.AutoTokenizer.from_pretrained(home / "llama")
+    end = coder.convert_tokens_to_ids(EOS)
+    stream = [i for k in range(60) for i in [*coder(story(k))["input_ids"], end]]
+    assert seen.rows.shape[1] == 16
+    assert seen.rows.flatten().tolist() == stream[: seen.rows.numel()]
+    assert seen.rows.numel() > len(stream) - 16
+    assert seen.spreads == spread.measure(load_pretrained(home / "llama"), seen.rows)
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_the_dry_run_marks_and_names_the_norms_that_go_and_that_a_constant_cannot_stand_for(home, outlying, final):
+    asked = request(home, "outlying", final=final)
+    assert all(one.misfits == ("tail",) for one in look(asked).spreads.values())  # of a residual stream: everywhere
+    count = 5 if final else 4
+    table, found, warning = outline(asked).partition(f"\n\n{count} of the {count}")
+    assert found
+    marked = [line.split()[0] for line in table.splitlines() if "!" in line and line.startswith("model")]
+    assert len(marked) == count
+    assert ("model.norm" in marked) == final
+    lines = warning.splitlines()
+    assert lines[0] == " norms that go meet tokens that one constant cannot stand for:"
+    names = "model.layers.{0-1}.{input,post_attention}_layernorm"
+    assert lines[1].endswith(f": {names}, model.norm" if final else f": {names}")
+    assert f"the largest of these, in medians: {WORD!r} at position " in lines[2]
+    assert lines[3:] == ["  --level 0.2 levels these scales while the norms still work"]  # and no norm is left to taper
+
+
+def test_what_was_chosen_against_outliers_is_told_and_norms_left_out_are_not_warned_of(home, outlying):
+    shown = outline(request(home, "outlying", level_weight=0.5, sites=("*.1.*",)))
+    assert "level loss 0.5" in shown
+    assert "\n\n2 of the 2 norms that go meet" in shown
+    assert "--level 0.5 levels these scales while the norms still work (chosen)" in shown
+
+
+def test_the_norms_that_a_constant_can_stand_for_come_as_an_option_to_paste(home, outlying):
+    """An outlier that a middle block makes and takes back, as real models do."""
+    quiet, loud = (look(request(home, name)) for name in ("llama", "outlying"))
+    names = [f"model.layers.{block}.{norm}_layernorm" for block in range(13) for norm in ("input", "post_attention")]
+    model = [*names, "model.norm"]
+    one, other = next(iter(quiet.spreads.values())), next(iter(loud.spreads.values()))
+    spreads = {name: other if ".3." in name or name in (names[8], "model.norm") else one for name in model}
+    made = foresight.Look(spreads, loud.rows, loud.coder)
+    *_, option = made.warnings(model, level_weight=0.0)
+    words = shlex.split(option)
+    assert words[0] == "--sites"
+    assert " ".join(words[-7:]) == "without --final tapers the other norms alone"
+    sites = words[1:-7]
+    chosen = {name for name in names if any(fnmatchcase(name, site) for site in sites)}
+    assert chosen == {name for name in names if not spreads[name].misfits}
+    assert len(sites) == 4
+
+
+def test_a_model_without_an_outlier_gets_no_warning(home):
+    """The control of the test above."""
+    shown = outline(request(home))
+    assert "cannot stand for:" not in shown
+    assert not [line for line in shown.splitlines() if "!" in line and line.startswith("model.")]
+
+
+def test_columns_are_the_measured_numbers(home, outlying):
+    spreads = look(request(home, "outlying")).spreads
+    lines = [line.split() for line in outline(request(home, "outlying")).splitlines() if line.startswith("model.")]
+    assert [line[0] for line in lines] == list(spreads)
+    for line in lines:
+        one = spreads[line[0]]
+        multiples = (one.p99_9, one.largest, one.first)
+        assert [float(cell.rstrip("!").rstrip("x")) for cell in line[3:7]] == pytest.approx(
+            [one.median, *(value / one.median for value in multiples)], rel=6e-3
+        )
+
+
+def test_what_is_not_here_is_said_and_nothing_is_fetched(home, tmp_path, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(foresight, "load_pretrained", never)
+    coder = transformers.AutoTokenizer.from_pretrained(home / "llama")
+    transformers.AutoConfig.from_pretrained(home / "llama").save_pretrained(tmp_path)
+    coder.save_pretrained(tmp_path)
+    here = {str(home / "a/model"): tmp_path}  # what the hub's small files lie in
+    monkeypatch.setattr(tapernorm_lab.own_model.request, "find", lambda source, **_: here.get(source, Path(source)))
+    cases = {
+        "the weights are not here yet": {"model": "a/model"},
+        "the text 'openwebtext' would have to be downloaded first": {"data": ("openwebtext",)},
+    }
+    for reason, changes in cases.items():
+        with offline():
+            shown = outline(request(home, **changes))
+        (told,) = (line for line in shown.splitlines() if line.startswith("scales not measured: "))
+        assert reason in told
+        assert "4 norms go" in shown
+        assert "median" not in shown
+
+
+def test_what_the_run_would_refuse_is_refused(home, tmp_path):
+    """The same requests fail in the run itself, in the same words."""
+    transformers.AutoConfig.from_pretrained(home / "llama").save_pretrained(tmp_path / "empty")
+    (tmp_path / "short.txt").write_text("".join(map(story, range(4)))[:330])  # 16 characters are held out
+    (tmp_path / "two.txt").write_text("ab")
+    (tmp_path / "broken.parquet").write_text("PAR1")
+    (tmp_path / "file").write_text("mine")
+    text = str(home / "train.txt")
+    cases = {
+        "matches no file": {"data": ("nowhere.txt",)},
+        "broken.parquet is not a Parquet file": {"data": (str(tmp_path / "broken.parquet"),)},
+        "to be split by passages they need": {"data": (str(tmp_path / "two.txt"),)},
+        "not one row of": {"data": (str(tmp_path / "short.txt"),)},
+        "names must differ": {"scored": (("held-out", text),)},
+        "two.txt matches no file": {"scored": (("more", "two.txt"),)},
+        "tokens and not one row": {"scored": (("more", str(tmp_path / "two.txt")),)},
+        "is out of range": {"valid_fraction": 2.0},
+        "holds no weights": {"model": str(tmp_path / "empty")},
+        "is a file: name another folder": {"out": tmp_path / "file/run"},
+        "exceeds the model's 16": {"context": 17},
+        "matches no internal norm": {"sites": ("*.ln_9",)},
+    }
+    for reason, changes in cases.items():
+        asked = request(home, **{"out": tmp_path / "run", **changes})
+        said = []
+        for refused in (outline, taper_model):
+            with pytest.raises(UserError) as raised:
+                refused(asked)
+            said.append(str(raised.value))
+        assert reason.removeprefix("two.txt ") in said[0], reason
+        assert said[0] == said[1]
+        assert "\n" not in said[0]
+        assert not (tmp_path / "run/model.safetensors").exists()
+
+
+def test_a_model_too_large_for_a_look_is_not_loaded(home, monkeypatch):
+    monkeypatch.setattr(foresight, "_LARGEST", 10)
+    with pytest.raises(UserError, match="too many for a quick look"):
+        look(request(home))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "context", "shape"),
+    [(135e6, 1024, (8, 128)), (135e6, 64, (17, 64)), (1e4, 512, (64, 128)), (3e9, 512, (2, 128))],
+)
+def test_a_look_costs_about_the_same_for_every_size(parameters, context, shape):
+    assert foresight._shape(int(parameters), context) == shape
+
+
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="SmolLM2 is not there: make smollm2-model")
+def test_the_massive_activations_of_a_real_model_are_seen_coming(tmp_path):
+    """Its first position is far off from layer 12 on, and a few later tokens in layers 3 to 9."""
+    asked = Request(model=str(SMOLLM2), data=("web",), steps=100, out=tmp_path, device="cpu", threads=2)
+    seen = look(asked)
+    marked = {where: {n for n, s in seen.spreads.items() if where in s.misfits} for where in ("first", "tail")}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    of_layers = {i: {f"model.layers.{i}.{norm}" for norm in norms} for i in range(30)}
+    assert marked["tail"] == set().union(*(of_layers[i] for i in range(3, 10)))
+    assert marked["first"] >= set().union(*(of_layers[i] for i in range(12, 30)))
+    assert not marked["first"] & set().union(*(of_layers[i] for i in (0, 1, 2, 10, 11)))
+    *_, option = seen.warnings(list(seen.spreads)[:-1], level_weight=0.0)
+    assert option == "  --sites 'model.layers.[012].*' 'model.layers.1[01].*' tapers the other norms alone"

@@ -1,0 +1,193 @@
+"""Benchmark rows from samples whose speeds and ratios are worked out by hand."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import synthetic_bench
+
+from tapernorm.util.errors import UserError
+from tapernorm_lab.report.frames import decoding as decode_rows
+from tapernorm_lab.report.frames.decoding import ARMS, bench_rows
+
+SECONDS = {  # ratios to `baseline`: 0.8, 0.8, 0.5 | 2, 1.25, 1.6 | 4, 2, 2 ...
+    "baseline_naive": [5.0, 2.5, 8.0],
+    "baseline": [4.0, 2.0, 4.0],
+    "unfused": [2.0, 1.6, 2.5],
+    "fused": [1.0, 1.0, 2.0],
+    "identity": [0.5, 0.5, 0.5],
+}
+
+
+def entries(seconds=SECONDS, **changes):
+    where = {"mode": "eager", "batch": 2, "prompt": 16, "phase": "decode", "tokens": 20, "bytes_per_token": 300.0}
+    return [{**where, "arm": arm, "seconds": list(times), **changes} for arm, times in seconds.items()]
+
+
+def by_arm(rows):
+    return {row["arm"]: row for row in rows}
+
+
+def test_speed_is_the_median_over_rounds_and_its_interval_the_range_of_three():
+    row = by_arm(bench_rows(entries()))["unfused"]
+    assert (row["tokens_per_s"], row["n"], row["tokens"]) == (10.0, 3, 20)
+    # a bootstrap median of three samples is the least of them in 7/27 of the draws, and the largest as often
+    assert (row["tokens_per_s_low"], row["tokens_per_s_high"]) == (8.0, 12.5)
+
+
+def test_ratios_are_paired_by_round_to_either_baseline():
+    rows = by_arm(bench_rows(entries()))
+    named = [(a, b) for a in ("unfused", "fused", "baseline_naive") for b in ("baseline", "baseline_naive")]
+    found = {pair: [rows[pair[0]][f"ratio_{pair[1]}{end}"] for end in ("", "_low", "_high")] for pair in named}
+    assert found[("unfused", "baseline")] == [1.6, 1.25, 2.0]
+    assert found[("unfused", "baseline_naive")] == [2.5, 1.5625, 3.2]
+    assert found[("fused", "baseline")] == [2.0, 2.0, 4.0]
+    assert found[("fused", "baseline_naive")] == [4.0, 2.5, 5.0]
+    assert found[("baseline_naive", "baseline")] == [0.8, 0.5, 0.8]
+    assert found[("baseline_naive", "baseline_naive")] == [1.0, 1.0, 1.0]
+
+
+def test_the_ratio_is_not_that_of_the_medians():
+    slow = {arm: [0.5] * 3 for arm in ARMS} | {"baseline": [1.0, 2.0, 9.0], "fused": [1.0, 8.0, 3.0]}
+    assert by_arm(bench_rows(entries(slow)))["fused"]["ratio_baseline"] == 1.0  # of 1, 0.25 and 3; medians give 2/3
+
+
+def test_bytes_per_second_and_their_share_of_the_read_bandwidth():
+    row = by_arm(bench_rows(entries(), read_bytes_per_s=12_000.0))["unfused"]
+    assert (row["bytes_per_token"], row["bytes_per_s"], row["read_share"]) == (300.0, 3000.0, 0.25)
+
+
+def test_where_bytes_or_bandwidth_are_unknown_so_is_the_share():
+    prefill = bench_rows(entries(phase="prefill", bytes_per_token=None), read_bytes_per_s=12_000.0)
+    assert all(
+        math.isnan(row[column]) for row in prefill for column in ("bytes_per_token", "bytes_per_s", "read_share")
+    )
+    assert all(math.isnan(row["read_share"]) and row["bytes_per_s"] > 0 for row in bench_rows(entries()))
+
+
+def test_one_round_has_no_interval():
+    row = by_arm(bench_rows(entries({arm: times[:1] for arm, times in SECONDS.items()})))["fused"]
+    assert (row["tokens_per_s"], row["ratio_baseline"], row["n"]) == (20.0, 4.0, 1)
+    assert all(
+        math.isnan(row[f"{name}_{end}"]) for name in ("tokens_per_s", "ratio_baseline") for end in ("low", "high")
+    )
+
+
+def test_rows_are_in_order_whatever_the_order_of_the_file():
+    once = {arm: [1.0] for arm in ARMS}
+    cells = [
+        cell
+        for mode, phase in (("cudagraph", "decode"), ("eager", "prefill"), ("eager", "decode"), ("compile", "decode"))
+        for batch in (10, 4)
+        for prompt in (512, 64)
+        for cell in reversed(entries(once, mode=mode, phase=phase, batch=batch, prompt=prompt))
+    ]
+    found = [tuple(row[key] for key in ("phase", "mode", "batch", "prompt", "arm")) for row in bench_rows(cells)]
+    modes = [("decode", "eager"), ("decode", "compile"), ("decode", "cudagraph"), ("prefill", "eager")]
+    assert found == [(*mode, b, p, arm) for mode in modes for b in (4, 10) for p in (64, 512) for arm in ARMS]
+
+
+def changed(which, **changes):
+    return [{**entry, **(changes if entry["arm"] == which else {})} for entry in entries()]
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([], "the bench holds no samples"),
+        (changed("fused", seconds=[1.0, 2.0]), r"differ in rounds \(.*fused 2.*\), so rounds do not pair"),
+        (changed("fused", tokens=19), r"differ in tokens \(.*fused 19"),
+        (changed("fused", seconds=[1.0, 0.0, 2.0]), r"fused at decode, eager, batch 2, prompt 16 has a time of 0.0 s"),
+        (changed("fused", seconds=[1.0, math.nan, 2.0]), "has a time of nan s"),
+        (changed("fused", seconds=[]), "has no time"),
+        (changed("fused", arm="fast"), "arm 'fast' is none of baseline_naive, baseline, unfused, fused, identity"),
+        (changed("fused", mode="jit"), "mode 'jit' is none of eager, compile, cudagraph"),
+        (changed("fused", phase="train"), "phase 'train' is none of decode, prefill, forward"),
+        (entries() + entries()[:1], "baseline_naive is given twice at decode, eager, batch 2, prompt 16"),
+        (entries()[:-1], "decode, eager, batch 2, prompt 16 has no arm identity"),
+        ([{"mode": "eager"}], "a cell holds no phase, batch, prompt, arm, seconds, tokens, bytes_per_token"),
+    ],
+)
+def test_samples_that_cannot_be_compared_are_refused(cells, message):
+    with pytest.raises(UserError, match=message):
+        bench_rows(cells)
+
+
+def test_a_file_becomes_rows_and_the_facts_they_share(tmp_path):
+    document = synthetic_bench.decode(batches=(1,), prompts=(128,), rounds=7)
+    bench = decode_rows.read(synthetic_bench.write(document, tmp_path / "decode.json"))
+    assert bench.read_bandwidth is not None
+    assert (bench.read_bandwidth.value, bench.read_bandwidth.n) == (20e9, 3)
+    assert dict(bench.unavailable) == {"cudagraph": "no GPU"}
+    assert bench.facts["commit"] == "a" * 40
+    assert (bench.facts["new_tokens"], bench.facts["block"], bench.facts["warmup"]) == (256, 32, 3)
+    (row,) = bench.where(phase="decode", mode="compile", arm="fused")
+    (entry,) = (c for c in document["cells"] if (c["mode"], c["phase"], c["arm"]) == ("compile", "decode", "fused"))
+    assert row["tokens_per_s"] == pytest.approx(32 / sorted(entry["seconds"])[3], rel=1e-12)
+    assert row["read_share"] == pytest.approx(row["tokens_per_s"] * entry["bytes_per_token"] / 20e9, rel=1e-12)
+    frame = pd.DataFrame(bench.records)
+    assert len(frame) == len(document["cells"]) == 15
+    assert set(frame["torch"]) == {"2.13.0"}
+    assert not frame.columns.duplicated().any()
+    pd.testing.assert_series_equal(
+        frame["ratio_baseline"], pd.Series([r["ratio_baseline"] for r in bench.rows], name="ratio_baseline")
+    )
+
+
+def test_intervals_do_not_depend_on_the_order_of_the_cells(tmp_path):
+    document = synthetic_bench.decode(batches=(1,), prompts=(128,), rounds=5)
+    turned = {**document, "cells": document["cells"][::-1]}
+    one, two = (
+        pd.DataFrame(decode_rows.read(synthetic_bench.write(d, tmp_path / "b.json")).records)
+        for d in (document, turned)
+    )
+    pd.testing.assert_frame_equal(one, two, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version is 2"),
+        ({"machine": {"device": "cpu"}}, "holds no machine.threads"),
+        ({"cells": []}, "holds no samples"),
+    ],
+)
+def test_a_file_of_another_kind_or_shape_is_refused_by_name(tmp_path, change, message):
+    path = synthetic_bench.write(
+        synthetic_bench.decode(batches=(1,), prompts=(128,), rounds=2, **change), tmp_path / "b"
+    )
+    with pytest.raises(UserError, match=message) as refusal:
+        decode_rows.read(path)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_variant_without_a_name_is_refused(tmp_path):
+    document = synthetic_bench.last_token(batches=(1,), prompts=(128,), rounds=2)
+    document["job"]["variant"] = "gpt2"
+    with pytest.raises(UserError, match="variant 'gpt2' is none of baseline"):
+        decode_rows.read(synthetic_bench.write(document, tmp_path / "b"), kind=decode_rows.LAST_TOKEN)
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_missing_or_damaged_file_is_named(tmp_path, text):
+    path = tmp_path / "decode.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=r"decode\.json"):
+        decode_rows.read(path)
+
+
+def test_the_decoding_report_imports_no_torch():
+    modules = "tapernorm_lab.report.figures.decoding, tapernorm_lab.report.tables.table2_decoding"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.lower()) is False
+
+
+def test_the_two_benchmarks_are_not_taken_for_each_other(tmp_path):
+    path = synthetic_bench.write(synthetic_bench.last_token((1,), (128,), 2), tmp_path / "b")
+    with pytest.raises(UserError, match="kind is 'bench_last_token' and this version reads 'bench_decode'"):
+        decode_rows.read(path)

@@ -1,0 +1,247 @@
+"""From result folders to tidy frames and back from CSV."""
+
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import synthetic
+
+from tapernorm.util.errors import UserError
+from tapernorm_lab.report.frames import pretraining as rows
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path, synthetic.write_run(tmp_path, ("internal_aux", "baseline"), (128, 64), (10, 2))
+
+
+def test_one_row_per_job_in_order(run):
+    _, paths = run
+    results, _ = rows.collect(paths, run="demo")
+    assert results[rows.JOB].to_numpy().tolist() == [
+        [v, d, s] for v in ("baseline", "internal_aux") for d in (64, 128) for s in (2, 10)
+    ]
+    row = results.set_index(rows.JOB).loc[("internal_aux", 128, 10)]
+    document = json.loads((paths[0].parents[2] / "d128" / "seed10" / "result.json").read_text())
+    for name, entry in document["values"].items():
+        assert row[name] == entry["value"]
+    assert (row["run"], row["steps"], row["lr"], row["context"]) == ("demo", 40, 0.003, 256)
+    assert row["scale_target"] == 1.25
+    assert pd.isna(results.set_index(rows.JOB).loc[("baseline", 128, 10), "scale_target"])
+
+
+def test_settings_that_a_config_shares_have_one_digest_over_jobs_and_another_where_one_differs(run):
+    _, paths = run
+    results, _ = rows.collect(paths, run="r")
+    assert results["settings_hash"].nunique() == 1  # over widths, seeds and variants
+    assert results["taper_hash"].isna().all()
+    job = json.loads(paths[0].read_text())["job"]
+    edited(
+        paths[0], job=job | {"train": job["train"] | {"lr": 0.004}, "taper": {"ema_rate": 0.1, "anchor_weight": 0.1}}
+    )
+    job = json.loads(paths[1].read_text())["job"]
+    edited(paths[1], job=job | {"taper": {"ema_rate": 0.1, "anchor_weight": 0.0}})
+    results, _ = rows.collect(paths, run="r")
+    assert results["settings_hash"].nunique() == 2
+    assert results["taper_hash"].dropna().nunique() == 1  # the weight is what tells (+aux) from without
+
+
+def test_training_and_evaluation_lines_of_a_step_become_one_row(run):
+    _, paths = run
+    _, curves = rows.collect(paths, run="demo")
+    lines = synthetic.metrics("baseline", 64, 2)
+    cell = curves[(curves["variant"] == "baseline") & (curves["d_model"] == 64) & (curves["seed"] == 2)]
+    assert cell["step"].tolist() == list(range(40))
+    for key in ("ce", "gate", "grad_norm", "logit_rms", "logit_max", "elapsed_s"):
+        assert cell[key].tolist() == [line[key] for line in lines if "ce" in line]
+    evaluated = cell.dropna(subset=["valid_ce"])
+    assert dict(zip(evaluated["step"], evaluated["valid_ce"], strict=True)) == {
+        line["step"]: line["valid_ce"] for line in lines if "valid_ce" in line
+    }
+
+
+def test_rows_survive_csv_bit_for_bit(run):
+    folder, paths = run
+    results, curves = rows.collect(paths, run="007")
+    results.loc[0, ["lr", "valid_ce"]] = [0.1 + 0.2, 1e-310]
+    results.loc[1, "commit"] = None
+    rows.write(results, curves, folder / "rows")
+    results_back, curves_back = rows.read(folder / "rows")
+    pd.testing.assert_frame_equal(results_back, results, check_exact=True)
+    pd.testing.assert_frame_equal(curves_back, curves, check_exact=True)
+    assert set(results_back["run"]) == {"007"}
+    assert set(results_back["config_hash"]) == {"0123456789012345"}
+
+
+def test_the_order_of_the_paths_does_not_matter(run):
+    _, paths = run
+    for one, other in zip(rows.collect(paths, run="r"), rows.collect(reversed(paths), run="r"), strict=True):
+        pd.testing.assert_frame_equal(one, other)
+
+
+def edited(path, **changes):
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, **changes}))
+
+
+def test_unknown_schema_is_refused_by_name(run):
+    _, paths = run
+    edited(paths[0], schema_version=2)
+    with pytest.raises(UserError, match=r"seed10/result\.json: schema_version is 2 and this version reads 1"):
+        rows.collect(paths, run="r")
+    edited(paths[0], schema_version=1, kind="finetune")
+    with pytest.raises(UserError, match="kind is 'finetune' and this version reads 'pretrain' or 'fold'"):
+        rows.collect(paths, run="r")
+
+
+def test_a_result_without_a_value_is_refused_by_its_place(run):
+    _, paths = run
+    edited(paths[0], values={})
+    with pytest.raises(UserError, match=r"holds no values\.valid_ce"):
+        rows.collect(paths, run="r")
+
+
+def test_missing_files_are_named(run):
+    folder, paths = run
+    with pytest.raises(UserError, match="at least one"):
+        rows.collect([], run="r")
+    with pytest.raises(UserError, match=r"no file .*absent/result\.json"):
+        rows.collect([folder / "absent" / "result.json"], run="r")
+    (paths[0].parent / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"no file .*seed10/metrics\.jsonl: .* has not finished"):
+        rows.collect(paths, run="r")
+    with pytest.raises(UserError, match=r"results\.csv: make it with `tapernorm rows`"):
+        rows.read(folder)
+
+
+def test_the_same_job_twice_is_refused(run):
+    folder, paths = run
+    again = synthetic.write_job(folder / "copy", "internal_aux", 128, 10)
+    with pytest.raises(UserError, match=r"copy.* and .* both hold variant internal_aux, d_model 128, seed 10"):
+        rows.collect([*paths, again], run="r")
+
+
+# Folds
+
+
+FOLD_COLUMNS = ["valid_ce_gated", "valid_ce_unfused", "valid_ce_fused", "fold_logit_difference"]
+
+
+def test_kind_and_columns_of_one_file(run):
+    folder, paths = run
+    kind, columns = rows.read_result(paths[0])
+    assert (kind, columns["variant"], columns["d_model"], columns["seed"]) == ("pretrain", "internal_aux", 128, 10)
+    kind, columns = rows.read_result(synthetic.write_fold(folder, "all", 64, 2, {"fused": 0.25}))
+    assert kind == "fold"
+    assert columns == {
+        "variant": "all",
+        "d_model": 64,
+        "seed": 2,
+        **dict(zip(FOLD_COLUMNS, [3.0, 3.0, 3.25, 1e-5], strict=True)),
+    }
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_fold_joins_the_row_of_its_training(run, reverse):
+    folder, paths = run
+    alone, curves = rows.collect(paths, run="r")
+    assert alone[FOLD_COLUMNS].isna().all(axis=None)
+    folds = [
+        synthetic.write_fold(folder, "internal_aux", d, 10, {"unfused": d / 1024, "fused": -0.5}) for d in (64, 128)
+    ]
+    given = [*paths, *folds]
+    results, curves_too = rows.collect(given[::-1] if reverse else given, run="r")
+    pd.testing.assert_frame_equal(curves_too, curves)
+    pd.testing.assert_frame_equal(results.drop(columns=FOLD_COLUMNS), alone.drop(columns=FOLD_COLUMNS))
+    assert list(results.columns) == list(alone.columns)
+    by_job = results.set_index(rows.JOB)[FOLD_COLUMNS]
+    assert by_job.loc[("internal_aux", 64, 10)].tolist() == [3.0, 3.0625, 2.5, 1e-5]
+    assert by_job.loc[("internal_aux", 128, 10)].tolist() == [3.0, 3.125, 2.5, 1e-5]
+    assert by_job.drop([("internal_aux", 64, 10), ("internal_aux", 128, 10)]).isna().all(axis=None)
+
+
+def test_folds_survive_csv_bit_for_bit(run):
+    folder, paths = run
+    fold = synthetic.write_fold(folder, "internal_aux", 64, 2, {"fused": 0.1 + 0.2, "unfused": 1e-15})
+    results, curves = rows.collect([*paths, fold], run="r")
+    rows.write(results, curves, folder / "rows")
+    pd.testing.assert_frame_equal(rows.read(folder / "rows")[0], results, check_exact=True)
+
+
+def test_a_fold_without_its_training_is_refused(run):
+    folder, paths = run
+    fold = synthetic.write_fold(folder, "all", 64, 2)
+    with pytest.raises(UserError, match=r"fold/all/d64/seed2/result\.json folds a model whose training .* give both"):
+        rows.collect([*paths, fold], run="r")
+    with pytest.raises(UserError, match=r"name at least one, such as results/RUN/pretrain"):
+        rows.collect([fold], run="r")
+
+
+def test_the_same_fold_twice_is_refused(run):
+    folder, paths = run
+    folds = [synthetic.write_fold(place, "internal_aux", 64, 2) for place in (folder, folder / "copy")]
+    with pytest.raises(UserError, match=r"copy.* and .*fold.* both hold variant internal_aux, d_model 64, seed 2"):
+        rows.collect([*paths, *folds], run="r")
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [({"values": {}}, r"values\.valid_ce_gated"), ({"reports": {}}, r"reports\.fused\.largest_logit_difference")],
+)
+def test_a_fold_without_a_value_is_refused_by_its_place(run, changes, place):
+    folder, paths = run
+    fold = synthetic.write_fold(folder, "internal_aux", 64, 2)
+    edited(fold, **changes)
+    with pytest.raises(UserError, match=rf"fold/.*result\.json holds no {place}: .* run the job again"):
+        rows.collect([*paths, fold], run="r")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"step": 0, "ce": 1.0}\n{"step": 1, "ce"', "line 2 is not JSON"),
+        ('{"step": 0, "ce": 1.0}\n{"step": 0, "ce": 1.5}\n', "line 2: step 0 logs ce a second time"),
+        ('{"ce": 1.0}\n', "line 1 holds no step"),
+        ("", "is empty"),
+    ],
+)
+def test_damaged_metrics_are_refused_by_line(tmp_path, text, message):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        rows.read_metrics(path)
+
+
+DAMAGES = {
+    "empty": lambda raw: b"",
+    "half": lambda raw: raw[: len(raw) // 2],
+    "no text": lambda raw: bytes(range(256)),
+    "of another kind": lambda raw: b"a,b\n1,2\n",
+    "a word for a number": lambda raw: raw.replace(b"\n", b"\nx,x,x,x,x,x\n", 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["results.csv", "curves.csv"])
+def test_damaged_rows_are_named(run, tmp_path, damage, name):
+    _, paths = run
+    rows.write(*rows.collect(paths, run="demo"), tmp_path)
+    path = tmp_path / name
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(UserError) as raised:
+        rows.read(tmp_path)
+    assert str(path) in str(raised.value)
+    assert "make it with `tapernorm rows`" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_reports_do_not_import_torch():
+    modules = ", ".join(
+        f"tapernorm_lab.report.{name}"
+        for name in ("frames.pretraining", "tables.table1_pretraining", "figures.figure1_2_curves")
+    )
+    code = f"import sys, {modules}; print('torch' in sys.modules, 'pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False True"

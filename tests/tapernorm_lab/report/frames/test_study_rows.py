@@ -1,0 +1,157 @@
+"""Rows of a stage against the result files that they come from; no seed is lost, a diverged one least of all."""
+
+import json
+
+import pandas as pd
+import pytest
+from synthetic_study import LOSSES, SEEDS, stage_job, write_stage
+
+from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import canonical_json
+from tapernorm_lab.cli.main import main
+from tapernorm_lab.config.study import Treatment
+from tapernorm_lab.report.frames import study_stages as study_rows
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    write_stage(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(results):
+    return study_rows.collect(stage_job(), results)
+
+
+def row_of(rows, arm, seed):
+    (row,) = rows[(rows["arm"] == arm) & (rows["seed"] == seed)].to_dict("records")
+    return row
+
+
+def test_every_arm_and_seed_has_its_row_in_order(rows):
+    assert rows[["arm", "seed"]].to_numpy().tolist() == [[arm, seed] for arm in LOSSES for seed in SEEDS]
+    for arm, by_seed in LOSSES.items():
+        for seed, loss in by_seed.items():
+            found = row_of(rows, arm, seed)["valid_ce"]
+            assert pd.isna(found) if loss is None else found == loss
+
+
+def test_a_diverged_run_says_when_and_why(rows):
+    row = row_of(rows, "wild", 3)
+    assert (row["outcome"], row["diverged_at"], row["reason"]) == ("diverged", 21, "the cross-entropy is not finite")
+    assert pd.isna(row["parameters"])
+    assert pd.isna(row["taper_start_jump"])
+    assert (row["start_fraction"], row["end_fraction"]) == (0.3, 0.5)
+    whole = row_of(rows, "wild", 2)
+    assert (whole["outcome"], whole["valid_ce"]) == ("finished", 2.1)
+    assert pd.isna(whole["diverged_at"])
+    assert pd.isna(whole["reason"])
+
+
+def test_settings_come_from_the_job_that_ran(rows):
+    assert (row_of(rows, "slow", 1)["lr"], row_of(rows, "baseline", 1)["lr"]) == (0.0015, 0.003)
+    assert row_of(rows, "later", 1)["end_fraction"] == 0.7
+    assert pd.isna(row_of(rows, "baseline", 1)["end_fraction"])
+    assert row_of(rows, "relative", 2)["treatment"] == '{"anchor":"relative"}'
+    assert row_of(rows, "later", 2)["taper_start_jump"] == 0.02
+    assert pd.isna(row_of(rows, "papers", 2)["taper_start_jump"])  # a run of the paper's tables measures none
+
+
+def test_rows_read_back_as_they_were(rows, tmp_path):
+    study_rows.write(rows, tmp_path / "study_S1.csv")
+    again = study_rows.read(tmp_path / "study_S1.csv", stage_job())
+    pd.testing.assert_frame_equal(again, rows)
+    assert not (tmp_path / "study_S1.csv").read_text().count(",nan")
+
+
+def test_a_result_of_another_job_is_refused(results, tmp_path):
+    job = stage_job()
+    runs = (job.runs[0].model_copy(update={"config_hash": "other"}), *job.runs[1:])
+    with pytest.raises(UserError, match=r"is of a job with the hash baseline1 and the config's arm baseline has other"):
+        study_rows.collect(job.model_copy(update={"runs": runs}), results)
+    with pytest.raises(UserError, match=r"no file .*result.json"):
+        study_rows.collect(job, tmp_path)
+
+
+@pytest.mark.parametrize("change", ["seed", "hash", "stage", "run"])
+def test_rows_of_other_runs_than_the_configs_are_refused(rows, tmp_path, change):
+    study_rows.write(rows, tmp_path / "rows.csv")
+    job = stage_job()
+    if change == "seed":
+        job = job.model_copy(update={"runs": job.runs[:-1]})
+    elif change == "hash":
+        job = job.model_copy(update={"runs": (*job.runs[:-1], job.runs[-1].model_copy(update={"config_hash": "x"}))})
+    elif change == "run":
+        job = job.model_copy(update={"run": "other"})
+    else:
+        job = job.model_copy(update={"stage": job.stage.model_copy(update={"name": "S2"})})
+    with pytest.raises(UserError, match=r"and the config differ in arms \(.*relative of S1, run demo.*gather the rows"):
+        study_rows.read(tmp_path / "rows.csv", job)
+
+
+def test_the_verb_gathers_and_then_needs_the_rows_alone(results, tmp_path, capsys):
+    job = ["--job", canonical_json(stage_job())]
+    csv = tmp_path / "tables/study_S1.csv"
+    assert main(["stage", "rows", *job, "--results", str(results), "--out", str(csv)]) == 0
+    for what in ("table", "figure"):
+        assert main(["stage", what, *job, "--rows", str(csv), "--out", str(tmp_path)]) == 0
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {f"table_S1.{kind}" for kind in ("csv", "md", "tex", "html")} <= made
+    assert {f"figure_S1.{kind}" for kind in ("csv", "pdf", "png")} <= made
+    capsys.readouterr()
+    assert main(["stage", "table", *job, "--out", str(tmp_path)]) == 2
+    assert "stage table is made from --rows: name it" in capsys.readouterr().err
+
+
+def test_a_run_without_the_scale_loss_has_no_target_and_one_without_a_taper_no_end(tmp_path):
+    job = write_stage(tmp_path)
+    for run in job.runs:  # the result of a run tells its target whether or not a loss held to it
+        path = tmp_path / run.folder / "result.json"
+        document = json.loads(path.read_text())
+        if document["job"].get("pretrain", document["job"])["taper"] and "diverged" not in document:
+            document["scale_target"] = 3.0
+            if run.arm == "later":
+                document["job"]["pretrain"]["taper"]["anchor_weight"] = 0.0
+            path.write_text(json.dumps(document))
+    alone = Treatment(anchor_only=True)
+    arms = tuple(arm.model_copy(update={"treatment": alone}) if arm.name == "wild" else arm for arm in job.stage.arms)
+    rows = study_rows.collect(
+        job.model_copy(update={"stage": job.stage.model_copy(update={"arms": arms})}),
+        tmp_path,
+    )
+    assert pd.isna(row_of(rows, "later", 1)["scale_target"])
+    assert row_of(rows, "relative", 1)["scale_target"] == 3.0
+    wild = row_of(rows, "wild", 2)
+    assert (wild["start_fraction"], wild["scale_target"]) == (0.3, 3.0)
+    assert pd.isna(wild["end_fraction"])
+    assert row_of(rows, "later", 1)["end_fraction"] == 0.7
+
+
+def test_the_verb_draws_what_the_stage_asks_for(results, tmp_path, capsys):
+    csv = tmp_path / "study_S1.csv"
+    study_rows.write(study_rows.collect(stage_job(), results), csv)
+
+    def draw(figure):
+        job = stage_job()
+        stage = job.stage.model_copy(update={"figure": figure})
+        given = canonical_json(job.model_copy(update={"stage": stage}))
+        return main(["stage", "figure", "--job", given, "--rows", str(csv), "--out", str(tmp_path)])
+
+    assert draw("window") == 0
+    assert "gap_low" in (tmp_path / "figure_S1.csv").read_text()
+    assert draw(None) == 2
+    assert "stage S1 has no figure: its setting `figure` is null" in capsys.readouterr().err
+    assert draw("scale_target") == 0
+    assert "scale_target" in (tmp_path / "figure_S1.csv").read_text()
+
+
+def test_a_damaged_result_is_named(results, tmp_path):
+    job = write_stage(tmp_path)
+    path = tmp_path / job.runs[3].folder / "result.json"
+    document = json.loads(path.read_text())
+    document["values"].pop("valid_ce")
+    path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"seed1/result.json holds no values.valid_ce"):
+        study_rows.collect(job, tmp_path)

@@ -1,0 +1,194 @@
+"""The report that Snakemake makes, opened in a browser: every table and figure is in it, and nothing is fetched."""
+
+import html as htmllib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import synthetic
+import yaml
+from chromium import CHROMIUM, Page, chromium
+from matplotlib.figure import Figure
+from places import ROOT
+
+from tapernorm_lab.report import html
+from tapernorm_lab.report.frames import pretraining as rows
+from tapernorm_lab.report.table import ABSENT, Column, Table
+from tapernorm_lab.report.tables import table1_pretraining as tables
+
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+TABLES = tuple(f"table{n}" for n in ("1", "2", "2v1", "2x", "3", "3x", "4", "5"))
+FIGURES = ("figure1a", "figure1b", "figure2", "figure_decode", "figure_finetune")
+PAGES = ("claims", "provenance")
+NEXT_FRAME = "new Promise(done => requestAnimationFrame(() => done(0)))"
+ODD = 'a_b *c* `d` |e| "f" <g> & h\\'  # what reStructuredText and HTML give a meaning
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH: install Debian's package chromium")
+
+
+def stub(name: str) -> Table:
+    """A table that says its own name, with characters that HTML gives a meaning."""
+    columns = [Column("a", align="l"), Column("b", "under"), Column("c", "under", code=True)]
+    return Table(
+        name=name,
+        columns=columns,
+        rows=[[f"row of {name}", "<1>", "x  &\ty"], ["second", ABSENT, ABSENT]],
+        published=[["published", "3", "4"]],
+        caption=f"Caption of {name}: {ODD}",
+        notes=[f"note of {name}"],
+        records=[],
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """The report of a finished run: real rules and captions, files of a run that only claims to be finished."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("Snakefile", "environment.yml"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("workflow", "config", "profiles"):
+        shutil.copytree(ROOT / name, folder / name)
+    config = yaml.safe_load((folder / "config/test.yaml").read_text())
+    config["caption"] = ODD
+    config["assumptions"] = [
+        {"setting": "widths.steps", "assumed": True, "reason": f"why {ODD}"},
+        {"setting": None, "assumed": True, "reason": "settled in the code"},
+    ]
+    (folder / "config/odd.yaml").write_text(yaml.safe_dump(config))
+    for name in TABLES:
+        html.write(stub(name), folder / "results/test/tables")
+    for name in PAGES:
+        html.write(stub(name), folder / "results/test")
+    results = synthetic.write_run(folder / "runs", ("baseline", "internal_aux", "all_aux"), (64,), (1, 2))
+    html.write(
+        tables.table1(rows.collect(results, run="test")[0], run="test", caption=ODD), folder / "results/test/tables"
+    )
+    (folder / "figures/test").mkdir(parents=True)
+    for i, name in enumerate(FIGURES):  # of a size that tells them apart
+        Figure(figsize=(2 + i, 1)).savefig(folder / f"figures/test/{name}.png", dpi=100)
+    command = [str(SNAKEMAKE), "report", "--configfile", "config/odd.yaml", "--report", "report.html"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def page(made, tmp_path_factory) -> Iterator[Page]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        opened.open(made)
+        yield opened
+
+
+def until(page: Page, expression: str) -> None:
+    """Wait, frame by frame, until an expression holds."""
+    for _ in range(600):
+        if page.evaluate(expression):
+            return
+        page.evaluate(NEXT_FRAME)
+    raise AssertionError(f"never came true: {expression}")
+
+
+def text_of(node: dict) -> str:
+    """All text below a node of the page, that of frames included."""
+    parts = [node.get("nodeValue", "")] if node["nodeType"] == 3 else []
+    below = [*node.get("children", []), *([node["contentDocument"]] if "contentDocument" in node else [])]
+    return " ".join([*parts, *map(text_of, below)])
+
+
+def shown(page: Page) -> str:
+    """The text that is on the page now, its runs of white space made one space."""
+    root = page.call("DOM.getDocument", depth=-1, pierce=True)["root"]
+    return re.sub(r"\s+", " ", text_of(root))
+
+
+def show(page: Page, category: str, file: str) -> None:
+    """Click through to one result, as a reader does: the category, then the file's eye."""
+    page.evaluate("app.setView({navbarMode: 'menu'})")
+    entry = f"[...document.querySelectorAll('a')].find(a => a.textContent.trim() === {json.dumps(category)})"
+    until(page, f"!!{entry}")
+    page.evaluate(f"{entry}.click()")
+    row = f"[...document.querySelectorAll('tbody tr')].find(r => r.textContent.includes({json.dumps(file)}))"
+    until(page, f"!!{row}")
+    page.evaluate(f"{row}.querySelector('a').click()")
+
+
+def read(page: Page, category: str, file: str, beginning: str) -> str:
+    """The text of one result, once its frame holds how it begins."""
+    show(page, category, file)
+    for _ in range(600):
+        if beginning in (text := shown(page)):
+            return text
+        page.evaluate(NEXT_FRAME)
+    raise AssertionError(f"{file} never showed {beginning!r}")
+
+
+@needs_browser
+def test_every_table_and_page_can_be_clicked_to_and_read(page):
+    for name in (*TABLES[1:], *PAGES):
+        category = {"claims": "Claims", "provenance": "Provenance"}.get(name, "Tables")
+        text = read(page, category, f"{name}.html", f"Caption of {name}: {ODD}")
+        for part in (f"row of {name} <1> x & y", "published 3 4", f"note of {name}"):
+            assert part in text, (name, part)
+
+
+@needs_browser
+def test_a_real_table_holds_its_numbers(page):
+    text = read(page, "Tables", "table1.html", "Validation loss and relative gap")
+    assert "Internal-Taper (+aux)" in text
+    assert "0.7–1.5" in text
+
+
+@needs_browser
+def test_every_figure_is_drawn_at_its_size(page):
+    for i, name in enumerate(FIGURES):
+        show(page, "Figures", f"{name}.png")
+        image = "document.querySelector('img[src^=\"data:image/png\"]')"
+        until(page, f"{image} && {image}.complete && {image}.naturalWidth === {100 * (2 + i)}")
+
+
+@needs_browser
+def test_the_first_page_holds_the_caption_the_assumptions_and_the_graph_of_rules(page):
+    page.evaluate("app.setView({content: 'rulegraph', navbarMode: 'menu'})")
+    until(page, "!!document.querySelector('svg.marks, canvas.marks')")
+    text = shown(page)
+    for part in (ODD, "widths.steps : why " + ODD, "fixed in the code: settled in the code", "run test"):
+        assert part in text, part
+    names = page.evaluate("rulegraph_spec.data[0].values.map(node => node.rule)")
+    assert {"corpus", "pretrain", "finetune", "fold", "evaluate", "bench", "rows", "table", "claims"} <= set(names)
+    drawn = "new Set(document.querySelector('canvas.marks').getContext('2d').getImageData(0, 0, 400, 400).data).size"
+    assert page.evaluate(drawn) > 10  # shades: an empty canvas has one
+
+
+@needs_browser
+def test_no_error_reaches_the_console_and_nothing_is_asked_from_elsewhere(page):
+    assert page.errors == []
+    fetched = page.evaluate("performance.getEntriesByType('resource').map(r => r.name)")
+    assert [name for name in fetched if not name.startswith(("data:", "blob:"))] == []
+
+
+@needs_browser
+def test_an_error_of_the_page_would_have_been_seen(tmp_path):
+    broken = tmp_path / "broken.html"
+    broken.write_text("<script src='https://absent.example/x.js'></script><script>throw new Error('mine')</script>")
+    with chromium(tmp_path / "profile") as opened:
+        opened.open(broken)
+        opened.evaluate("0")
+    assert any("mine" in error for error in opened.errors)
+    assert any("ERR_NAME_NOT_RESOLVED" in error for error in opened.errors)
+
+
+def test_every_result_has_a_caption_of_its_own(made):
+    """Each table and figure is explained: no name falls through the templates."""
+    found = re.search(r"^ *(?:let|var|const) results = (\{.*\});?$", made.read_text(), flags=re.MULTILINE)
+    assert found is not None
+    results = json.loads(found[1])
+    captions = {Path(path).stem: htmllib.unescape(re.sub("<[^>]+>", "", r["caption"])) for path, r in results.items()}
+    assert set(captions) == {*TABLES, *FIGURES, *PAGES}
+    assert all(len(caption.split()) > 10 for caption in captions.values())
+    assert len(set(captions.values())) == len(captions)
+    assert "system-message" not in made.read_text()
