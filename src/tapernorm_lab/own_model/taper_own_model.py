@@ -48,8 +48,7 @@ from tapernorm.util.provenance import code_commit, provenance
 from ..config.jobs import FinetuneJob, OwnJob
 from ..config.sections import HardwareConfig
 from ..data.blocks import Blocks, batch_of
-from ..data.manifest import read_manifest
-from ..data.origins import origin_of
+from ..data.manifest import origin_of, read_manifest
 from ..data.tokenizers import Coder, open_tokenizer
 from ..experiments.evaluate_corpora import target_bytes
 from ..experiments.finetune import next_tokens
