@@ -213,6 +213,7 @@ def test_a_look_costs_about_the_same_for_every_size(parameters, context, shape):
     assert scale_warnings.shape_of_look(int(parameters), context) == shape
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="SmolLM2 is not there: make smollm2-model")
 def test_the_massive_activations_of_a_real_model_are_seen_coming(tmp_path):
     """Its first position is far off from layer 12 on, and a few later tokens in layers 3 to 9."""
