@@ -45,7 +45,7 @@ def oddities(arguments: argparse.Namespace) -> None:
     for option in needed:
         if getattr(arguments, option) is None:
             raise UserError(f"oddities {arguments.what} is made from --{option}: name it")
-    from ..report.tables import inference_graph as oddities_table
+    from ..report.frames import inference_graph as oddities_rows
 
     if arguments.what == "rows":
         with device_slot(arguments.device, arguments.jobs_per_gpu):
@@ -55,12 +55,13 @@ def oddities(arguments: argparse.Namespace) -> None:
                 job, arguments.results, arguments.tokens, device=arguments.device, threads=arguments.threads
             )
         with writes(arguments.out, "oddities"):
-            oddities_table.write(rows, arguments.out)
+            oddities_rows.write(rows, arguments.out)
         return
     from ..report import html, table
     from ..report.frames import decoding as decode_rows
+    from ..report.tables import inference_graph as oddities_table
 
-    rows = oddities_table.read(arguments.rows, job)
+    rows = oddities_rows.read(arguments.rows, job)
     bench = None if arguments.bench is None else decode_rows.read(arguments.bench, kind=decode_rows.RIVALS)
     made = oddities_table.oddities_table(rows, bench, job)
     with writes(arguments.out, "oddities", *table_files(made.name)):

@@ -31,7 +31,7 @@ VERBS |= {"evaluate", "fold", "generate", "bench", "rows", "table", "figure", "s
 
 HELP = """
 import contextlib, io, sys
-from tapernorm.cli import main
+from tapernorm_lab.cli.main import main
 for verb in sys.argv[1:]:
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
