@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from tapernorm.architectures import context_of
 from tapernorm.checkpoints.store import MODEL_FILES, load
 from tapernorm.schedule import GateSchedule
@@ -27,7 +24,8 @@ from ..training.run_folder import (
     run_training,
     training_work,
 )
-from ..training.trainer import IGNORED, Plan, Trainer
+from ..training.trainer import Plan, Trainer
+from ..training.training_loss import next_tokens
 from ..training.validation_loss import Evaluation, evaluate_blocks
 
 
@@ -80,13 +78,6 @@ def finetune(
         return {**_details(trainer), "data_hash": digest(data)}
 
     return run_training(work, job, out, make_trainer, details, overwrite=overwrite)
-
-
-def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of blocks (B, T): the last token of a block has no target, end-of-text is one like others."""
-    targets = torch.full_like(rows, IGNORED)
-    targets[:, :-1] = rows[:, 1:]
-    return rows, targets
 
 
 def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Taper | FakeLN | None:

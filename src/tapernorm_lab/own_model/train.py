@@ -18,10 +18,10 @@ from tapernorm.util.provenance import code_commit
 
 from ..data.blocks import Blocks, batch_of
 from ..data.tokenizers import open_tokenizer
-from ..experiments.finetune import next_tokens
 from ..training.optimizer import Optimisation
 from ..training.run_folder import train_in
 from ..training.trainer import Plan, Trainer
+from ..training.training_loss import next_tokens
 from ..training.validation_loss import evaluate_blocks
 from .export_run import STORY
 from .job import TaperJob
