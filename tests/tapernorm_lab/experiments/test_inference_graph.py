@@ -11,8 +11,8 @@ from tapernorm.architectures import architecture_of
 from tapernorm.folding import fold
 from tapernorm.models.decoder import lengthen
 from tapernorm_lab.experiments.speed.inference_graph import (
+    inspect_inference,
     odd_rows,
-    oddities,
     operations,
     outcome,
 )
@@ -142,7 +142,7 @@ def test_the_rows_are_what_they_are_called():
 def test_a_tapered_model_is_measured_in_its_folded_form_and_left_as_it_was():
     model, taper = calibrated(dtype=torch.float32, final=True)
     before = builders.snapshot(model.state_dict())
-    found = oddities(model, TEXT)
+    found = inspect_inference(model, TEXT)
     assert found["operations"]["norm"] == 0
     folded, _ = fold(model)
     assert found["outcomes"]["text"] == outcome(folded, odd_rows(TEXT, vocabulary=29, context=11)["text"])

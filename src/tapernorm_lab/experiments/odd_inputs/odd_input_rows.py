@@ -32,7 +32,7 @@ from ...data.blocks import Blocks
 from ...data.manifest import origin_of
 from ...data.token_stream import TokenStream
 from ...data.tokenizers import Coder
-from .oddrows import (
+from .text_windows import (
     never_seen,
     rarest,
     text_rows,

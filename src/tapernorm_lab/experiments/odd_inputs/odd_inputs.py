@@ -31,7 +31,7 @@ from ...config.odd_inputs import (
 from ...data.tokenizers import Coder, open_tokenizer
 from ...training.device import take_device
 from ...training.run_folder import require_vocabulary
-from ..loss_histogram import quantile
+from ..loss_quantiles import comparable, quantile
 from ..row_losses import TAIL
 from .odd_input_rows import Part, Trial, trials
 
@@ -154,13 +154,12 @@ def tail(values: Tensor) -> dict[str, float | int | None]:
     One that is not finite counts as worse than any number: it leaves no mean and no maximum (None), and a quantile only
     where it does not reach that far.
     """
-    ordered = values.sort().values  # NaN last
-    count = len(ordered)
+    ordered = comparable(values).cpu()
     found = {
         "mean": values.mean(),
-        "median": quantile(lambda rank: ordered[rank].item(), count, 0.5),
-        "p99_9": quantile(lambda rank: ordered[rank].item(), count, TAIL),
-        "max": ordered[-1],
+        "median": quantile(ordered, 0.5),
+        "p99_9": quantile(ordered, TAIL),
+        "max": ordered.max(),
     }
     return {**{name: _number(value) for name, value in found.items()}, "nonfinite": int((~values.isfinite()).sum())}
 

@@ -23,14 +23,14 @@ from tapernorm.models.packed_decoder import PackedDecoder
 from tapernorm.norms import TaperNorm
 from tapernorm.util.rng import generator
 
-from ..odd_inputs.oddrows import text_rows
+from ..odd_inputs.text_windows import text_rows
 
 _NORMS = {"rsqrt", "native_layer_norm", "_fused_rms_norm"}  # one of them in each norm, whatever the device makes of it
 _ROWS = 16
 _LONGER = 4  # times the context
 
 
-def oddities(model: Decoder, tokens: Tensor) -> dict[str, Any]:
+def inspect_inference(model: Decoder, tokens: Tensor) -> dict[str, Any]:
     """Operations, largest activations and outcomes of `model`, as plain numbers.
 
     Args:
