@@ -5,9 +5,9 @@ from typing import Any
 from tapernorm.util.errors import UserError
 
 from ...config.odd_inputs import BASELINE, HELD_OUT, LONGER
+from ..engine.cells import percentage
 from ..engine.frame import Row
 from ..engine.summary import Against, Cell, summarise
-from ..table import ABSENT
 from ..tables.table1_pretraining import short_commits
 from .odd_inputs import RobustnessRows
 
@@ -84,13 +84,4 @@ def tried_on(row: Row) -> str:
 
 def blown_share(row: Row) -> str:
     """How many of a record's rows blow up, as a percentage."""
-    return share(row["blown"], row["rows"] * row["n_pairs"])
-
-
-def share(count: int | None, of: int) -> str:
-    """How many rows of all, as a percentage; a nought is certain, and no share that is not is printed as one."""
-    if count is None:
-        return ABSENT
-    if count in (0, of):
-        return f"{100 * (count == of)} %"
-    return f"{min(max(100 * count / of, 0.1), 99.9):.1f} %"
+    return percentage(row["blown"], row["rows"] * row["n_pairs"])
