@@ -10,12 +10,9 @@ from builders import NORMS, array, calibrated, decoder, randomise, tokens
 from tapernorm.architectures import architecture_of
 from tapernorm.folding import fold
 from tapernorm.models.decoder import lengthen
-from tapernorm_lab.experiments.speed.inference_graph import (
-    inspect_inference,
-    odd_rows,
-    operations,
-    outcome,
-)
+from tapernorm_lab.experiments.odd_inputs.odd_inputs import outcome
+from tapernorm_lab.experiments.odd_inputs.rows import odd_rows
+from tapernorm_lab.experiments.speed.inference_graph import inspect_inference, operations
 from tapernorm_lab.models.dyt_derf import RIVALS, replace_norms, scale_embedding
 from tapernorm_lab.models.logit_temperature import temper
 
