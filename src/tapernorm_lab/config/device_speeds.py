@@ -64,14 +64,14 @@ def measured_speeds(results: Path) -> dict[int, float]:
         UserError: there is no such file, or it is damaged or of another kind.
     """
     if not results.is_file():
-        raise UserError(f"no file {results}: make it with `tapernorm rows`")
+        raise UserError(f"no file {results}: make it with `tapernorm rows training`")
     found: dict[int, list[float]] = {}
     try:
         with open(results, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 found.setdefault(int(row["d_model"]), []).append(float(row["tokens_per_s"]))
     except (KeyError, ValueError, TypeError, csv.Error) as error:
-        raise UserError(f"{results} is no results.csv ({error!r}): make it with `tapernorm rows`") from None
+        raise UserError(f"{results} is no results.csv ({error!r}): make it with `tapernorm rows training`") from None
     if not found:
-        raise UserError(f"{results} is no results.csv (it has no row): make it with `tapernorm rows`")
+        raise UserError(f"{results} is no results.csv (it has no row): make it with `tapernorm rows training`")
     return {d_model: median(speeds) for d_model, speeds in found.items()}

@@ -43,7 +43,7 @@ class RobustnessRows:
 
 
 def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
-    """Read the files that `tapernorm robustness` wrote, one per width and seed, or one per seed of a stage.
+    """Read the files that `tapernorm evaluate --models` wrote, one per width and seed, or one per seed of a stage.
 
     Raises:
         UserError: no file, or one is missing, damaged or of another schema, two are of one width and seed, or they
@@ -88,7 +88,7 @@ def require(rows: RobustnessRows, job: TrialsJob) -> None:
         cells = ", ".join(f"d {d_model} seed {seed}" for d_model, seed in wrong)
         raise UserError(
             f"table {job.name} of this config and these scores are not of the same widths and seeds, see {cells}: run"
-            " `tapernorm robustness` for the config's"
+            " `tapernorm evaluate --models` for the config's"
         )
     if others := sorted(set(scores["model"]) - job.models.keys()):
         raise UserError(f"table {job.name} of this config is not about {', '.join(others)}, which these scores are of")
@@ -185,4 +185,4 @@ def _typed(rows: list[Row] | pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    return read_csv(path, ["run"], text=_TEXT, verb="trials rows", typed=_typed)
+    return read_csv(path, ["run"], text=_TEXT, verb=f"rows {path.stem}", typed=_typed)

@@ -60,7 +60,7 @@ def records(rows: RobustnessRows, *, run: str) -> list[Row]:
     """
     scores: list[Row] = rows.scores.to_dict("records")
     if not scores:
-        raise UserError(f"run {run} has no scores on odd inputs: run `tapernorm robustness` first")
+        raise UserError(f"run {run} has no scores on odd inputs: run `tapernorm evaluate --models` first")
     cells: dict[Place, dict[str, dict[int, Row]]] = {}
     for row in scores:
         place = (row["d_model"], row["trial"], row["part"])

@@ -123,7 +123,7 @@ def read(folder: Path) -> OwnRows:
     """
     for name in FILES:
         if not (path := folder / Path(name).name).is_file():
-            raise UserError(f"no file {path}: make it with `tapernorm outcome`")
+            raise UserError(f"no file {path}: make it with `tapernorm rows tapers`")
     told = read_document(folder / "runs.json", KIND)
     with open(folder / "scores.csv", encoding="utf-8", newline="") as file:
         scores = [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]

@@ -127,7 +127,7 @@ def read(path: Path, job: StageJob) -> pd.DataFrame:
         UserError: there is no such file, or it holds other runs than the stage's.
     """
     identity = ["run", "stage", "arm", "seed", "config_hash"]
-    frame = read_csv(path, identity, text=_TEXT, verb="stage rows")
+    frame = read_csv(path, identity, text=_TEXT, verb=f"rows {path.stem}")
     found = {(r["run"], r["stage"], r["arm"], r["seed"], r["config_hash"]) for r in frame.to_dict("records")}
     wanted = {(job.run, job.stage.name, run.arm, run.seed, run.config_hash) for run in job.runs}
     if unlike := sorted({f"{arm} of {stage}, run {name}" for name, stage, arm, *_ in found ^ wanted}):

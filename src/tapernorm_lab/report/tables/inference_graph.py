@@ -47,12 +47,12 @@ def read(path: Path, job: StageJob) -> list[Row]:
         UserError: there is no such file, or it holds other runs than the stage's.
     """
     if not path.is_file():
-        raise UserError(f"no file {path}: make it with `tapernorm oddities rows`")
+        raise UserError(f"no file {path}: make it with `tapernorm rows {path.stem}`")
     try:
         with open(path, encoding="utf-8", newline="") as file:
             rows = [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
     except (ValueError, TypeError, AttributeError, csv.Error) as error:  # no UTF-8, no number, or a row cut short
-        raise UserError(f"{path} is damaged ({error}): make it with `tapernorm oddities rows`") from None
+        raise UserError(f"{path} is damaged ({error}): make it with `tapernorm rows {path.stem}`") from None
     found = {tuple(row.get(name) for name in _KEY) for row in rows}
     wanted = {(job.run, job.stage.name, run.arm, run.seed, run.config_hash) for run in job.runs}
     if found != wanted:
