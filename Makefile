@@ -13,7 +13,7 @@ EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,test
 
 SMOLLM2 := build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help setup tables report study figures publish test bench smollm2 smollm2-model schema lock clean
+.PHONY: help setup tables report study figures publish test test-slow bench smollm2 smollm2-model schema lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -40,12 +40,15 @@ publish: $(READY)  ## publish what a run computed: make publish RUN=demo; CONFIG
 	@if [ -z "$(RUN)" ]; then echo "make: which run? make publish RUN=demo, or bench, cpu, smollm2 ..." >&2; exit 1; fi
 	$(BIN)/tapernorm compare --run "$(RUN)" --publish $(if $(CONFIG),--config "$(CONFIG)")
 
-test: $(READY)  ## lint, type check, then the whole test suite
+test: $(READY)  ## lint, type check, then the tests, without those marked slow
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/basedpyright
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+
+test-slow: $(READY)  ## the tests marked slow: they need SLURM, a browser or SmolLM2, or take above 30 seconds
+	$(BIN)/pytest -n 2 --dist loadfile -m slow
 
 bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
 	$(BIN)/python -m benchmarks --out results/bench/bench.json

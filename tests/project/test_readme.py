@@ -54,15 +54,22 @@ def test_make_targets_that_are_named_exist():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
-def test_continuous_integration_runs_the_readmes_commands_in_their_order_and_wants_no_file_changed():
+def test_continuous_integration_runs_the_readmes_commands_and_the_slow_tests_and_wants_no_file_changed():
     commands = re.findall(r"^    (make \w+) +#", README, flags=re.MULTILINE)[:2]
     assert commands == ["make tables", "make test"]
     lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
-    places = [lines.index(command) for command in commands]
+    places = [lines.index(command) for command in [*commands, "make test-slow"]]
     last = [i for i, line in enumerate(lines) if "git status --porcelain" in line]
     assert places == sorted(places)
     assert places[-1] < last[0]
     assert "exit 1" in "".join(lines[last[0] :])
+
+
+def test_the_two_targets_of_tests_leave_none_out():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = dict(re.findall(r"^([\w-]+):[^\n]*\n((?:\t[^\n]*\n)+)", makefile, flags=re.MULTILINE))
+    assert re.search(r'/pytest .*-m "not slow"$', targets["test"], flags=re.MULTILINE)
+    assert re.search(r"/pytest .*-m slow$", targets["test-slow"], flags=re.MULTILINE)
 
 
 def test_pictures_that_are_shown_exist():

@@ -115,8 +115,8 @@ def _tables(arguments: argparse.Namespace) -> "list[Table]":
 
 
 def _tables_of_study(name: str, job: Any, found: "Rows") -> "list[Table]":
-    from ..report.frames import decoding, odd_inputs, study_stages
-    from ..report.tables import inference_graph
+    from ..report.frames import decoding, inference_graph, odd_inputs, study_stages
+    from ..report.tables import inference_graph as graph_table
     from ..report.tables import odd_inputs as odd_tables
     from ..report.tables import study_stages as stage_tables
 
@@ -127,7 +127,7 @@ def _tables_of_study(name: str, job: Any, found: "Rows") -> "list[Table]":
         return [made for made in odd_tables.tables(rows, job) if made.name == name]
     if name.endswith("_oddities"):
         bench = decoding.read(needs[1], kind=decoding.RIVALS) if needs[1].is_file() else None
-        return [inference_graph.oddities_table(inference_graph.read(needs[0], job), bench, job)]
+        return [graph_table.oddities_table(inference_graph.read(needs[0], job), bench, job)]
     return [stage_tables.stage_table(study_stages.read(needs[0], job), job)]
 
 

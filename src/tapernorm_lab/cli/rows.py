@@ -136,7 +136,7 @@ def _stage(arguments: argparse.Namespace, stage: str | None) -> None:
 
 def _oddities(arguments: argparse.Namespace, stage: str | None) -> None:
     job = _stage_job(arguments, stage)
-    from ..report.tables import inference_graph
+    from ..report.frames import inference_graph
     from ..training.gpu_slots import device_slot
 
     out = arguments.out / Path(ODDITIES_ROWS.format(stage=stage)).name

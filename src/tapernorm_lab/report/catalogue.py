@@ -49,6 +49,9 @@ from .frames import (
     gpt2_summary,
 )
 from .frames import (
+    inference_graph as oddities_rows,
+)
+from .frames import (
     odd_inputs as robustness_rows,
 )
 from .frames import (
@@ -245,7 +248,7 @@ def _of_stage(config: Config, stage: Stage) -> Iterator[Entry]:
 
     def oddities_of(found: Rows) -> list[Table]:
         timed = decode_rows.read(found.results / bench, kind=decode_rows.RIVALS)
-        return [oddities_table.oddities_table(oddities_table.read(found.results / odd, job), timed, job)]
+        return [oddities_table.oddities_table(oddities_rows.read(found.results / odd, job), timed, job)]
 
     yield Entry((f"table_{stage.name}",), (place,), table_of)
     if stage.figure:

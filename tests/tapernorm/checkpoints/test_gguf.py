@@ -263,6 +263,7 @@ def test_a_file_is_tapered_scored_and_exported_as_a_folder_is(tmp_path, capsys):
 # The real one
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="SmolLM2 is not there: make smollm2-model")
 def test_smollm2_is_read_whole(tmp_path):
     model = skeleton(SMOLLM2)

@@ -20,6 +20,7 @@ from tapernorm_lab.experiments.speed.inference_graph import oddities
 from tapernorm_lab.experiments.speed.inference_graph_of_stage import stage_oddities
 from tapernorm_lab.experiments.study_arm import run_arm
 from tapernorm_lab.report.frames import decoding as decode_rows
+from tapernorm_lab.report.frames import inference_graph as oddities_rows
 from tapernorm_lab.report.table import ABSENT, markdown
 from tapernorm_lab.report.tables import inference_graph as oddities_table
 
@@ -75,6 +76,7 @@ def bench_file(path: Path, *, d_model: int = 12, n_layer: int = 2) -> Path:
         for arm, slower in (("dyt", 1.25), ("derf", 1.6)):
             document["cells"].append({**cell, "arm": arm, "seconds": [slower * s for s in cell["seconds"]]})
     document |= {"kind": "bench_rivals", "job": {**document["job"], "d_model": d_model, "n_layer": n_layer}}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
     return path
 
@@ -109,14 +111,14 @@ def test_a_run_of_another_job_is_refused(run) -> None:
 def test_rows_come_back_from_csv_as_they_were(run, rows, tmp_path) -> None:
     job, *_ = run
     path = tmp_path / "rows.csv"
-    oddities_table.write(rows, path)
-    found = oddities_table.read(path, job)
+    oddities_rows.write(rows, path)
+    found = oddities_rows.read(path, job)
     for mine, back in zip(rows, found, strict=True):
         assert {name: value for name, value in back.items() if value is not None} == mine
     with pytest.raises(UserError, match="holds other runs"):
-        oddities_table.read(path, job.model_copy(update={"runs": job.runs[1:]}))
+        oddities_rows.read(path, job.model_copy(update={"runs": job.runs[1:]}))
     with pytest.raises(UserError, match=r"no file .*absent"):
-        oddities_table.read(tmp_path / "absent.csv", job)
+        oddities_rows.read(tmp_path / "absent.csv", job)
 
 
 def test_each_arm_gets_the_speed_of_the_timed_arm_that_leaves_the_same(run, rows, tmp_path) -> None:

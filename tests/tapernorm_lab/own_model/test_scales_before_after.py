@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from own_models import write_model, write_stories
+from taper_runs import run_of
 
 from tapernorm import spread
 from tapernorm.checkpoints.pretrained import load_pretrained
@@ -14,7 +15,7 @@ from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.blocks import Blocks
 from tapernorm_lab.data.tokenizers import open_tokenizer, piece_of
 from tapernorm_lab.own_model import scales_before_after as spreadfile
-from tapernorm_lab.own_model.request import Request
+from tapernorm_lab.own_model.options import Request
 from tapernorm_lab.own_model.taper_own_model import taper_model
 
 CPU = ["--device", "cpu"]
@@ -33,7 +34,7 @@ def home(tmp_path_factory) -> Path:
 def run(home) -> Path:
     sizes = {"batch": 3, "valid_fraction": 0.2, "threads": 1, "device": "cpu"}
     base = {"model": str(home / "llama"), "data": (str(home / "train.txt"),), "steps": 12, "out": home / "run"}
-    taper_model(Request(**base, **sizes))
+    taper_model(run_of(Request(**base, **sizes)))
     assert main(measuring(home / "run", home / "rows", TOKENS)) == 0
     return home / "run"
 

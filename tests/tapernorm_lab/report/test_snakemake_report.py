@@ -28,6 +28,7 @@ PAGES = ("claims", "provenance")
 NEXT_FRAME = "new Promise(done => requestAnimationFrame(() => done(0)))"
 ODD = 'a_b *c* `d` |e| "f" <g> & h\\'  # what reStructuredText and HTML give a meaning
 
+pytestmark = pytest.mark.slow
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH: install Debian's package chromium")
 
 

@@ -102,7 +102,7 @@ def test_the_verb_gathers_and_then_needs_the_rows_alone(results, tmp_path, capsy
     assert {f"figure_S1.{kind}" for kind in ("csv", "pdf", "png")} <= made
     capsys.readouterr()
     assert main(["table", "table_S1", *job, "--results", str(results), "--out", str(tmp_path)]) == 2
-    assert "study_S1.csv: make it with `tapernorm rows study_S1`" in capsys.readouterr().err
+    assert "study_S1.csv: make it with `tapernorm rows study_STAGE`" in capsys.readouterr().err
     assert main(["table", "table_S2", *job, "--results", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "table_S2 is about stage S2, and --job about stage S1" in capsys.readouterr().err
 
