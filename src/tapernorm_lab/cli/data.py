@@ -83,7 +83,7 @@ def tokenizer(arguments: argparse.Namespace) -> None:
     given = {"corpus": arguments.corpus}
     if isinstance(job, BpeJob):
         require_inputs(f"the published tokenizer {job.source}", given, ())
-        from ..data.bpe import save_bpe
+        from ..data.hf_tokenizer import save_bpe
 
         with _held(arguments, "tokenizer", job):
             save_bpe(job, arguments.out)

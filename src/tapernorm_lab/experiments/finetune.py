@@ -9,7 +9,7 @@ from torch import Tensor
 from tapernorm.architectures import context_of
 from tapernorm.checkpoints.store import MODEL_FILES, load
 from tapernorm.schedule import GateSchedule
-from tapernorm.taper import attach
+from tapernorm.taper import Taper, attach
 from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
@@ -20,7 +20,6 @@ from ..data.blocks import Blocks, batch_of
 from ..models.fakeln import FakeLN, attach_fakeln
 from ..models.gpt2 import GPT2LMHeadModel
 from ..training.device import take_device
-from ..training.norm_driver import NormDriver
 from ..training.optimizer import Optimisation
 from ..training.run_folder import (
     data_hashes,
@@ -90,7 +89,7 @@ def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows, targets
 
 
-def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> NormDriver | None:
+def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Taper | FakeLN | None:
     """Attach what the job's method needs; vanilla needs nothing.
 
     Raises:
