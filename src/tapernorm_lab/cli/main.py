@@ -64,18 +64,28 @@ def _is_text(word: str) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     """The parser of all verbs; it is made of the lab, which only an extra installs all of."""
+    from . import data, models, own_model, report, runs, training
+    from .arguments import Verbs
+
     parser = argparse.ArgumentParser(
         prog="tapernorm",
         description="Gated removal of normalization from pre-norm Transformers (arXiv 2602.10408). "
-        "Each verb is one step of the pipeline; `snakemake` runs them all.",
+        "Each verb is one step of the pipeline; `snakemake` runs them all. `tapernorm VERB --help` lists its options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    from . import data, models, oddities, outcomes, own_model, publishing, report, robustness, study, training
-    from .arguments import Verbs
-
     verbs = Verbs(parser)
-    for stage in (data, training, models, own_model, outcomes, report, robustness, study, oddities, publishing):
-        stage.add(verbs)
+    groups = {
+        "text and tokens": data,
+        "training": training,
+        "trained models": models,
+        "a model of your own": own_model,
+        "rows, tables and figures": report,
+        "whole runs": runs,
+    }
+    for title, module in groups.items():
+        verbs.group(title)
+        module.add(verbs)
     return parser
 
 

@@ -86,7 +86,7 @@ class Gpt2Jobs:
         gpt2 = self._gpt2()
         if gpt2.tokenizer is None:
             raise UserError(
-                f"the GPT-2 track of this config takes the tokenizer {gpt2.bpe!r} as published: `tapernorm bpe`"
+                f"the GPT-2 track of this config takes the tokenizer {gpt2.bpe!r} as published, and trains none"
             )
         return TokenizerJob(tokenizer=gpt2.tokenizer)
 

@@ -235,7 +235,7 @@ class BpeTokenizer:
 
     def __init__(self, folder: Path) -> None:
         self.manifest = read_manifest(folder, "tokenizer")
-        self._tokenizer = backend_of(folder / _FILE, self.manifest, "run `tapernorm bpe` again")
+        self._tokenizer = backend_of(folder / _FILE, self.manifest, "run `tapernorm tokenizer` again")
         self.vocab_size = self._tokenizer.get_vocab_size()
         self.eod = self.manifest["eod"]
 

@@ -47,7 +47,7 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
             lacks raises UserError when it is looked up.
     """
     path = folder / "manifest.json"
-    remedy = f"make it with `tapernorm {kind} --out {folder} …`"
+    remedy = f"make it with `tapernorm {'tokens' if kind == 'blocks' else kind} --out {folder} …`"
     try:
         manifest = read_json(path)
     except (FileNotFoundError, NotADirectoryError):

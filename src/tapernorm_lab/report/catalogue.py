@@ -281,7 +281,7 @@ def _of_trials(config: Config) -> Iterator[Entry]:
 
 
 def own_entries(labels: Iterable[str]) -> list[Entry]:
-    """All that tapers of one's own have, which `tapernorm outcome` shows together."""
+    """All that tapers of one's own have, which `tapernorm rows tapers` gathers."""
 
     def scores_of(found: Rows) -> list[Table]:
         return [own_tables.scores_table(found.own)]

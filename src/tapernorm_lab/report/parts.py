@@ -122,7 +122,7 @@ def bench_contents() -> Contents:
 
 
 def own_contents(results: Path) -> Contents:
-    """Tapers of one's own, as `tapernorm outcome` gathered them."""
+    """Tapers of one's own, as `tapernorm rows tapers` gathered them."""
     known = own_rows.read(results / own_rows.FOLDER)
 
     def origins(results: Path) -> list[origin.Row]:

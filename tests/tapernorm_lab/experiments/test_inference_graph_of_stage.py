@@ -76,6 +76,7 @@ def bench_file(path: Path, *, d_model: int = 12, n_layer: int = 2) -> Path:
         for arm, slower in (("dyt", 1.25), ("derf", 1.6)):
             document["cells"].append({**cell, "arm": arm, "seconds": [slower * s for s in cell["seconds"]]})
     document |= {"kind": "bench_rivals", "job": {**document["job"], "d_model": d_model, "n_layer": n_layer}}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
     return path
 
@@ -170,14 +171,13 @@ def test_the_table_says_what_is_left_and_what_is_not_finite(run, rows) -> None:
 
 def test_the_command_line_makes_rows_and_table(run, tmp_path, capsys) -> None:
     job, results, streams = run
-    told = ["--job", canonical_json(job), "--device", "cpu"]
-    rows_file = tmp_path / "oddities_S2.csv"
-    made = ["oddities", "rows", *told, "--results", str(results), "--tokens", str(streams), "--out", str(rows_file)]
-    assert main(made) == 0
-    bench = bench_file(tmp_path / "bench.json")
-    made = ["oddities", "table", *told, "--rows", str(rows_file), "--bench", str(bench), "--out", str(tmp_path)]
-    assert main(made) == 0
+    told = ["--job", canonical_json(job)]
+    out = ["--out", str(tmp_path / "tables")]
+    made = ["rows", "study_S2_oddities", *told, "--device", "cpu", "--results", str(results), "--tokens", str(streams)]
+    assert main([*made, *out]) == 0
+    bench_file(tmp_path / "bench/rivals_S2.json")
+    assert main(["table", "table_S2_oddities", *told, "--results", str(tmp_path), "--out", str(tmp_path)]) == 0
     assert {path.suffix for path in tmp_path.glob("table_S2_oddities.*")} == {".csv", ".md", ".tex", ".html"}
     assert "5 tanh" in (tmp_path / "table_S2_oddities.md").read_text()
-    assert main(["oddities", "rows", *told, "--out", str(rows_file)]) == 2
-    assert "oddities rows is made from --results: name it" in capsys.readouterr().err
+    assert main(["rows", "study_S2_oddities", *told, *out]) == 2
+    assert "rows study_S2_oddities is made from --results, --tokens: name it" in capsys.readouterr().err

@@ -396,7 +396,8 @@ def test_the_remedy_fits_the_job():
 def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     assert main(words_of(home, out)) == 0
-    assert main(["spread", "--model", str(out), "--tokens", "48", "--device", "cpu"]) == 0
+    gather = ["rows", "tapers", f"one={out}", "--run", "tiny", "--device", "cpu", "--out", str(tmp_path / "rows")]
+    assert main([*gather, "--scale-tokens", "48"]) == 0
     (out / "last-good").mkdir()
     told = ("export", "last-good", "scores.json", "spread.json")
     assert all((out / name).exists() for name in told)
@@ -417,8 +418,7 @@ def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatc
     card = (tmp_path / "export/README.md").read_text()
     assert "Not measured." in card
     assert "| held-out |" not in card
-    words = ["outcome", "--runs", f"one={out}", "--run", "tiny", "--results", str(tmp_path), "--figures", str(tmp_path)]
-    assert main(words) == 2
+    assert main(gather) == 2
     assert "tells of other weights than those in" in capsys.readouterr().err
 
 

@@ -54,7 +54,7 @@ _FINETUNE = {  # of the fine-tune behind an evaluation; absent for a model that 
 SCORES = Frame(
     file="scores.csv",
     key=("run", *SCORE),
-    verb="rows",
+    verb="rows gpt2",
     fields={
         "run": text(),
         "size": text("job.model.size"),
@@ -77,11 +77,11 @@ SCORES = Frame(
     },
 )
 _MODEL = {"run": text(), "size": text("job.size"), "method": text("job.method"), "seed": integer("job.seed")}
-CURVES = Frame(file="curves.csv", key=("run", *MODEL, "step"), verb="rows", fields={**_MODEL, "step": integer()})
+CURVES = Frame(file="curves.csv", key=("run", *MODEL, "step"), verb="rows gpt2", fields={**_MODEL, "step": integer()})
 REMOVALS = Frame(
     file="removals.csv",
     key=("run", *MODEL, "site"),
-    verb="rows",
+    verb="rows gpt2",
     fields={**_MODEL, "site": text(), "step": integer()},
 )
 FRAMES = {"scores": SCORES, "curves": CURVES, "removals": REMOVALS}

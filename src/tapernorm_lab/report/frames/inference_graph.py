@@ -30,7 +30,7 @@ def _outcome(kind: str) -> dict[str, Field]:
 FRAME = Frame(
     file="study_{}_oddities.csv",
     key=("run", "stage", "arm", "seed", "config_hash"),
-    verb="oddities rows",
+    verb="rows study_STAGE_oddities",
     fields={
         **{name: text() for name in ("run", "stage", "arm", "config_hash", "outcome")},
         "seed": integer(),

@@ -20,7 +20,7 @@ BESIDE = ("excess_p99_9", "excess_max", "excess_row", "blown", "baseline_blown")
 TRIALS = Frame(
     file="study_{}_trials.csv",
     key=("run", "trial", "part"),
-    verb="trials rows",
+    verb="rows study_S3",
     fields={
         "run": text(),
         "trial": text(),
@@ -39,7 +39,7 @@ TRIALS = Frame(
 POSITIONS = Frame(
     file="study_{}_positions.csv",
     key=("run", *CELL, "model", "first"),
-    verb="trials rows",
+    verb="rows study_S3",
     fields={
         "run": text(),
         "d_model": integer("job.d_model"),
@@ -54,7 +54,7 @@ POSITIONS = Frame(
 SCORES = Frame(
     file="study_{}.csv",
     key=("run", *CELL, "model", "trial", "part"),
-    verb="trials rows",
+    verb="rows study_S3",
     fields={
         "run": text(),
         "d_model": integer("job.d_model"),
@@ -87,7 +87,7 @@ class RobustnessRows:
 
 
 def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
-    """Read the files that `tapernorm robustness` wrote, one per width and seed, or one per seed of a stage.
+    """Read the files that `tapernorm evaluate --models` wrote, one per width and seed, or one per seed of a stage.
 
     Raises:
         UserError: no file, or one is missing, damaged or of another schema, two are of one width and seed, or they
@@ -135,7 +135,7 @@ def require(rows: RobustnessRows, job: TrialsJob) -> None:
         cells = ", ".join(f"d {d_model} seed {seed}" for d_model, seed in wrong)
         raise UserError(
             f"table {job.name} of this config and these scores are not of the same widths and seeds, see {cells}: run"
-            " `tapernorm robustness` for the config's"
+            " `tapernorm evaluate --models` for the config's"
         )
     if others := sorted(set(scores["model"]) - job.models.keys()):
         raise UserError(f"table {job.name} of this config is not about {', '.join(others)}, which these scores are of")

@@ -36,7 +36,7 @@ def records(rows: RobustnessRows, *, run: str) -> list[Row]:
         UserError: there are no scores.
     """
     if rows.scores.empty:
-        raise UserError(f"run {run} has no scores on odd inputs: run `tapernorm robustness` first")
+        raise UserError(f"run {run} has no scores on odd inputs: run `tapernorm evaluate --models` first")
     trials: list[Row] = rows.trials.to_dict("records")
     order = {(trial["trial"], trial["part"]): place for place, trial in enumerate(trials)}
     cells = summarise(rows.scores, ("d_model", "trial", "part", "model"), "rows_mean", _PAIRS)

@@ -26,7 +26,7 @@ _PROVENANCE = ("commit", "config_hash", "device", "host", "written_at", "package
 SCORES = Frame(
     file="scores.csv",
     key=("text", "model"),
-    verb="outcome",
+    verb="rows tapers",
     quoted=True,
     fields={
         "text": text(),
@@ -126,7 +126,7 @@ def read(folder: Path) -> OwnRows:
         UserError: a file is missing, or of another schema.
     """
     if not (folder / "runs.json").is_file():
-        raise UserError(f"no file {folder / 'runs.json'}: make it with `tapernorm outcome`")
+        raise UserError(f"no file {folder / 'runs.json'}: make it with `tapernorm rows tapers`")
     told = read_document(folder / "runs.json", KIND)
     return OwnRows(
         run=told["run"],

@@ -17,7 +17,7 @@ JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
 RESULTS = Frame(
     file="results.csv",
     key=("run", *JOB),
-    verb="rows",
+    verb="rows training",
     fields={
         "run": text(),
         # What `tapernorm fold` adds to the row of the job that it folded; absent for a model that was not.
@@ -57,7 +57,7 @@ RESULTS = Frame(
 CURVES = Frame(
     file="curves.csv",
     key=JOB,
-    verb="rows",
+    verb="rows training",
     fields={"variant": text(), "d_model": integer(), "seed": integer(), "step": integer()},
 )
 FRAMES = {"results": RESULTS, "curves": CURVES}

@@ -18,7 +18,7 @@ _START = "taper_start_jump"
 FRAME = Frame(
     file="study_{}.csv",
     key=("run", "stage", "arm", "seed", "config_hash"),
-    verb="stage rows",
+    verb="rows study_STAGE",
     fields={
         **{name: text() for name in ("run", "stage", "arm", "label", "variant", "treatment")},
         "d_model": integer(),

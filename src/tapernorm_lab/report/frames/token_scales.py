@@ -15,7 +15,7 @@ QUANTILES = {"p0_1": "0.001", "p5": "0.05", "median": "0.5", "p95": "0.95", "p99
 FRAME = Frame(
     file="spread.csv",
     key=("norm", "place", "form", "label"),
-    verb="outcome",
+    verb="rows tapers",
     quoted=True,
     fields={
         "norm": text(),
@@ -33,7 +33,7 @@ FRAME = Frame(
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The rows of a file that `tapernorm spread` wrote.
+    """The rows of a file that `tapernorm rows tapers` wrote.
 
     Columns: norm, place (0, 1, … in running order), gone, constant (1 / c: the scale that stands for every token's),
     form, first, the quantiles over later positions, largest and its token (piece, position), nonfinite (tokens without
