@@ -20,7 +20,7 @@ from ..training.run_lock import run_lock
 from ..training.trainer import Diverged
 from ..training.validation_loss import Evaluation
 from .pretrain import train_decoder
-from .treatments import attach, prepare
+from .treatments import attach_arm, prepare
 
 
 def run_arm(
@@ -40,7 +40,7 @@ def run_arm(
         prepare(model, job.treatment)
 
     def drive(model: Decoder, validate: Callable[[], Evaluation]) -> Taper | None:
-        return attach(model, job, validate)
+        return attach_arm(model, job, validate)
 
     try:
         return train_decoder("arm", job, job.pretrain, change, drive, tokens, out, hardware, overwrite=overwrite)

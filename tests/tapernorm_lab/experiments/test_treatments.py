@@ -29,7 +29,7 @@ from tapernorm_lab.experiments.pretrain import pretrain
 from tapernorm_lab.experiments.study_anchor import ScaleLossAlone
 from tapernorm_lab.experiments.study_arm import run_arm
 from tapernorm_lab.experiments.taper_start_jump import ScoredTaper
-from tapernorm_lab.experiments.treatments import attach, prepare
+from tapernorm_lab.experiments.treatments import attach_arm, prepare
 from tapernorm_lab.models.c_per_feature import FeaturewiseNorm, make_featurewise
 from tapernorm_lab.models.dyt_derf import DynamicErf, DynamicTanh, ScaledEmbedding
 from tapernorm_lab.models.logit_temperature import Tempered
@@ -63,7 +63,7 @@ def built(name: str, validate=None) -> tuple[Decoder, Taper | None]:
     job = arm_of(name)
     model = Decoder(job.pretrain.model).initialize(generator(3, "init"))
     prepare(model, job.treatment)
-    return model, attach(model, job, validate or (lambda: Evaluation(1.0, 1, None)))
+    return model, attach_arm(model, job, validate or (lambda: Evaluation(1.0, 1, None)))
 
 
 @pytest.fixture(scope="module")
