@@ -29,6 +29,7 @@ class ScaleProbe(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.hidden: Tensor | None = None
+        self.collect: Callable[[], None] | None = None  # called in each pass, as soon as its stream is kept
 
     @classmethod
     def on(cls, final_norm: nn.Module) -> "ScaleProbe":
@@ -63,6 +64,8 @@ class ScaleProbe(nn.Module):
 def _keep_hidden(final_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
     probe: Any = final_norm.probe
     probe.hidden = args[0]
+    if probe.collect is not None:
+        probe.collect()
 
 
 class ScaleTarget(WideBuffers):

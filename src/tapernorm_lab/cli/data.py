@@ -93,7 +93,7 @@ def tokenizer(arguments: argparse.Namespace) -> None:
 
 
 def bpe(arguments: argparse.Namespace) -> None:
-    from ..data.bpe import save_bpe
+    from ..data.hf_tokenizer import save_bpe
 
     job = job_of(arguments, BpeJob, Config.bpe_job)
     with _held(arguments, "tokenizer", job):

@@ -151,9 +151,9 @@ def _on_devices(
 
         device = pick_device(hardware.device)
         if hardware.devices_per_job > 1:
-            from ..training.launch_ranks import start_ranks
+            from ..training.ranks import start_ranks
 
-            if start_ranks(hardware.devices_per_job, arguments.words):
+            if start_ranks(hardware.devices_per_job, arguments.words, program=f"{__package__}.main"):
                 return None
         with joined(hardware.devices_per_job, device):
             result = work()

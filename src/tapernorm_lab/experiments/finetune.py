@@ -6,7 +6,7 @@ from typing import Any
 from tapernorm.architectures import context_of
 from tapernorm.checkpoints.store import MODEL_FILES, load
 from tapernorm.schedule import GateSchedule
-from tapernorm.taper import attach
+from tapernorm.taper import Taper, attach
 from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
@@ -17,7 +17,6 @@ from ..data.blocks import Blocks, batch_of
 from ..models.fakeln import FakeLN, attach_fakeln
 from ..models.gpt2 import GPT2LMHeadModel
 from ..training.device import take_device
-from ..training.norm_driver import NormDriver
 from ..training.optimizer import Optimisation
 from ..training.run_folder import (
     data_hashes,
@@ -81,7 +80,7 @@ def finetune(
     return run_training(work, job, out, make_trainer, details, overwrite=overwrite)
 
 
-def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> NormDriver | None:
+def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Taper | FakeLN | None:
     """Attach what the job's method needs; vanilla needs nothing.
 
     Raises:

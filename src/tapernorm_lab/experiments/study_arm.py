@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tapernorm.models.decoder import Decoder
+from tapernorm.taper import Taper
 from tapernorm.util.atomic_files import read_json, write_json
 from tapernorm.util.hashing import canonical_json, digest
 from tapernorm.util.provenance import provenance
@@ -13,7 +14,6 @@ from tapernorm.util.provenance import provenance
 from ..config.sections import HardwareConfig
 from ..config.study import ArmJob
 from ..training.device import pick_device
-from ..training.norm_driver import NormDriver
 from ..training.ranks import from_leader
 from ..training.run_folder import RESULT_FILES, SCHEMA_VERSION
 from ..training.run_lock import run_lock
@@ -39,7 +39,7 @@ def run_arm(
     def change(model: Decoder) -> None:
         prepare(model, job.treatment)
 
-    def drive(model: Decoder, validate: Callable[[], Evaluation]) -> NormDriver | None:
+    def drive(model: Decoder, validate: Callable[[], Evaluation]) -> Taper | None:
         return attach(model, job, validate)
 
     try:

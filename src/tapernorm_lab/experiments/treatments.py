@@ -63,7 +63,8 @@ def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> T
     """
     treatment = job.treatment or Treatment.model_construct()
     sites = () if treatment.sites == "final" or treatment.anchor_only else None
-    taper = attach_variant(model, job.pretrain, sites=sites)
+    kind = ScaleLossAlone if treatment.anchor_only else ScoredTaper
+    taper = attach_variant(model, job.pretrain, sites=sites, kind=kind)
     if taper is None:
         return None
     if treatment.anchor == "relative":
@@ -72,6 +73,6 @@ def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> T
         for norm in map(model.get_submodule, taper.swapped):
             assert isinstance(norm, TaperNorm)
             make_featurewise(norm)
-    if treatment.anchor_only:
-        return ScaleLossAlone.of(taper)
-    return ScoredTaper.of(taper, validate)
+    if isinstance(taper, ScoredTaper):
+        taper.validate = validate
+    return taper

@@ -17,8 +17,7 @@ from tapernorm.export import remove as remove_export
 from tapernorm.util.atomic_files import read_json, sha256_of
 from tapernorm.util.hashing import canonical_json
 
-from ..data.manifest import read_manifest
-from ..data.origins import origin_of
+from ..data.manifest import origin_of, read_manifest
 from ..training.device import take_device
 from ..training.outputs import Work, output_folder
 from ..training.run_folder import data_hashes, fingerprint_of

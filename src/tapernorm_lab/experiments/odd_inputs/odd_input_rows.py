@@ -29,7 +29,7 @@ from ...config.odd_inputs import (
     RobustnessJob,
 )
 from ...data.blocks import Blocks
-from ...data.origins import origin_of
+from ...data.manifest import origin_of
 from ...data.token_stream import TokenStream
 from ...data.tokenizers import Coder
 from .oddrows import (
