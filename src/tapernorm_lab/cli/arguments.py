@@ -223,14 +223,6 @@ def thread_count(text: str) -> int:
     return whole(1, most_threads())(text)
 
 
-def real(text: str) -> float:
-    """The type of an option that is a finite number of 0 or more."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number at least 0")
-    return value
-
-
 def positive_real(text: str) -> float:
     """The type of an option that is a finite number above 0."""
     value = float(text)

@@ -1,7 +1,6 @@
 """Verbs that gather results and show them: rows, table, settings, figure, claims, plan, schema."""
 
 import argparse
-import os
 from typing import Any
 
 from tapernorm.util.errors import UserError
@@ -21,9 +20,7 @@ from .arguments import (
     folders,
     job_of,
     path,
-    positive,
     positive_real,
-    real,
     run_name,
     table_files,
     writes,
@@ -63,15 +60,7 @@ def add(verbs: Verbs) -> None:
     made = verbs.add(plan, "say what a whole run costs: jobs, tokens, FLOPs, disk and hours; instant")
     made.add_argument("--config", required=True, metavar="FILE", help="config of a run, such as config/paper.yaml")
     made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
-    made.add_argument(
-        "--gpus",
-        type=positive,
-        metavar="N",
-        help="that the run may use; default: 1, or for device auto those found here",
-    )
-    made.add_argument("--cores", type=positive, default=2, metavar="N", help="CPU cores, for a run without GPUs")
-    made.add_argument("--step-s", type=real, metavar="S", help="measured overhead of one forward and backward pass")
-    made.add_argument("--flops-per-s", type=positive_real, metavar="F", help="measured speed of one eager job")
+    made.add_argument("--flops-per-s", type=positive_real, metavar="F", help="speed of one job, for the hours")
     made.add_argument("--rows", type=path, metavar="DIR", help="written by `tapernorm rows`: speeds of finished runs")
 
     made = verbs.add(schema, "write the JSON schema that every config is validated against")
@@ -164,19 +153,12 @@ def claims(arguments: argparse.Namespace) -> None:
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    from ..config.device_speeds import EAGER, measured_speeds
     from ..config.load import load_config
-    from ..config.plan_text import plan_text
-    from ..config.run_cost import plan_of
-    from ..training.gpu_slots import visible_devices
+    from ..config.run_cost import Speed, cost_text, measured_tokens_per_s
 
     config = load_config(arguments.config, arguments.set)
-    speeds = EAGER.given(step_s=arguments.step_s, flops_per_s=arguments.flops_per_s)
-    measured = measured_speeds(arguments.rows / "results.csv") if arguments.rows else {}
-    here = len(visible_devices(os.environ)) if config.hardware.device == "auto" else 1
-    gpus = here if arguments.gpus is None else arguments.gpus
-    made = plan_of(config, gpus=gpus, speeds=speeds, measured=measured)
-    print(plan_text(config, made, cores=arguments.cores))
+    measured = measured_tokens_per_s(arguments.rows / "results.csv") if arguments.rows else {}
+    print(cost_text(config, Speed(arguments.flops_per_s, measured)))
 
 
 def schema(arguments: argparse.Namespace) -> None:

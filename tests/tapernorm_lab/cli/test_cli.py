@@ -249,7 +249,7 @@ PRETRAIN = ["pretrain", "--job", JOB, "--hardware", HARD, "--tokens", "t", "--ou
         (["pretrain", "--seed", "1" * 23], "--seed: 1111"),
         (["pretrain", "--seed", "-1"], "--seed: -1 is below 0"),
         (["pretrain", "--width", "0"], "--width: 0 is not a positive number"),
-        (["plan", "--step-s", "nan"], "--step-s: nan is not a number at least 0"),
+        (["plan", "--flops-per-s", "nan"], "--flops-per-s: nan is not a number above 0"),
         (["plan", "--flops-per-s", "0"], "--flops-per-s: 0 is not a number above 0"),
         (["rows", "--run", "../up"], "--run: '../up' is no name of a run"),
         (["outcome", "--run", ""], "--run: '' is no name of a run"),

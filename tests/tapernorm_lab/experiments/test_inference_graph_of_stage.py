@@ -16,7 +16,7 @@ from tapernorm_lab.cli.main import main
 from tapernorm_lab.config.study import Arm, ArmJob, Stage
 from tapernorm_lab.config.study_runs import ArmRun, StageJob
 from tapernorm_lab.data.token_stream import TokenStream
-from tapernorm_lab.experiments.speed.inference_graph import oddities
+from tapernorm_lab.experiments.speed.inference_graph import inspect_inference
 from tapernorm_lab.experiments.speed.inference_graph_of_stage import stage_oddities
 from tapernorm_lab.experiments.study_arm import run_arm
 from tapernorm_lab.report.frames import decoding as decode_rows
@@ -92,7 +92,7 @@ def test_each_run_has_a_row_and_a_diverged_one_says_so(run, rows) -> None:
         assert row["text_finite"] is True
     model = load(results / "study/S2/all/seed2", Decoder)
     mine = next(row for row in rows if (row["arm"], row["seed"]) == ("all", 2))
-    expected = oddities(model, TokenStream.open(streams, "valid").tokens)
+    expected = inspect_inference(model, TokenStream.open(streams, "valid").tokens)
     assert mine["random_ce"] == expected["outcomes"]["random"]["ce"]
     assert mine["same_activation_max"] == expected["outcomes"]["same"]["activation_max"]
 
@@ -114,7 +114,7 @@ def test_rows_come_back_from_csv_as_they_were(run, rows, tmp_path) -> None:
     found = oddities_rows.read(path, job)
     for mine, back in zip(rows, found, strict=True):
         assert {name: value for name, value in back.items() if value is not None} == mine
-    with pytest.raises(UserError, match="holds other runs"):
+    with pytest.raises(UserError, match="differ in arms"):
         oddities_rows.read(path, job.model_copy(update={"runs": job.runs[1:]}))
     with pytest.raises(UserError, match=r"no file .*absent"):
         oddities_rows.read(tmp_path / "absent.csv", job)

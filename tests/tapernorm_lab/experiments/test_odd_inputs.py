@@ -18,7 +18,6 @@ from tapernorm.util.hashing import canonical_json, digest
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.token_stream import TokenStream
-from tapernorm_lab.experiments.odd_inputs.odd_input_rows import trials
 from tapernorm_lab.experiments.odd_inputs.odd_inputs import (
     beside_baseline,
     blown,
@@ -27,6 +26,7 @@ from tapernorm_lab.experiments.odd_inputs.odd_inputs import (
     score_models,
     tail,
 )
+from tapernorm_lab.experiments.odd_inputs.rows import trials
 from tapernorm_lab.training.validation_loss import evaluate
 
 CPU = torch.device("cpu")

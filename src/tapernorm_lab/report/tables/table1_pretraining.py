@@ -12,6 +12,8 @@ from tapernorm.util.errors import UserError
 from ...config import published
 from ...config.sections import VARIANT_LABELS, VARIANTS
 from .. import statistics as stats
+from ..engine.frame import Row
+from ..engine.summary import Against, summarise
 from ..provenance import same_or_not
 from ..table import ABSENT, Column, Table
 
@@ -19,8 +21,6 @@ SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every
 FORMS = ("unfused", "fused")  # how a tapered model is folded
 ALL_SEEDS, TRIMMED = "all", "without outliers"
 _SAME = ("steps", "lr", "batch", "context", "valid_tokens")  # at one width, or its losses are not comparable
-
-Row = dict[str, Any]
 
 
 def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int, str] | None = None) -> Table:
@@ -58,48 +58,40 @@ def table1_rows(jobs: Sequence[Row], *, run: str, labels: Mapping[int, str] | No
     for d_model in sorted({job["d_model"] for job in jobs}):
         width = sorted((job for job in jobs if job["d_model"] == d_model), key=lambda job: job["seed"])
         _refuse_unlike(width)
-        mine = {v: cell for v in VARIANTS if (cell := {j["seed"]: j for j in width if j["variant"] == v})}
-        left_out = {v: stats.outliers(_losses(cell)) for v, cell in mine.items()}
-        kept = {v: {seed: j for seed, j in cell.items() if seed not in left_out[v]} for v, cell in mine.items()}
+        by_variant = {v: [job for job in width if job["variant"] == v] for v in VARIANTS}
+        left_out = {v: stats.outliers({job["seed"]: job["valid_ce"] for job in cell}) for v, cell in by_variant.items()}
+        jobs_of = [job for cell in by_variant.values() for job in cell]
+        kept = [job for job in jobs_of if job["seed"] not in left_out[job["variant"]]]
         common = {"run": run, "size": (labels or {}).get(d_model, str(d_model)), "d_model": d_model}
-        rows += [{**common, "seeds_counted": ALL_SEEDS, **row} for row in _variant_rows(mine, {})]
+        rows += [{**common, "seeds_counted": ALL_SEEDS, **row} for row in _variant_rows(jobs_of, {})]
         if any(left_out.values()):
             rows += [{**common, "seeds_counted": TRIMMED, **row} for row in _variant_rows(kept, left_out)]
     return rows
 
 
-def _variant_rows(cells: Mapping[str, Mapping[int, Row]], left_out: Mapping[str, Mapping[int, float]]) -> Iterator[Row]:
-    """The statistics of each variant of one width, from variant -> seed -> job."""
-    baseline = _losses(cells.get("baseline", {}))
-    for variant, jobs in cells.items():
-        losses = _losses(jobs)
-        mean, std = stats.mean_std(list(losses.values()))
-        gap = stats.paired_gap({} if variant == "baseline" else losses, baseline)
+def _variant_rows(jobs: Sequence[Row], left_out: Mapping[str, Mapping[int, float]]) -> Iterator[Row]:
+    """The statistics of each variant of one width."""
+    pair = {"gap": Against(lambda _: {"variant": "baseline"})}
+    for cell in summarise(jobs, ["variant"], "valid_ce", pair):
+        first, variant, pairs = cell.rows[0], cell.key["variant"], cell.gaps["gap"].seeds
         theirs = published.TABLE1_GAP_PERCENT.get(variant)
-        first = next(iter(jobs.values()))
         yield {
             "variant": variant,
             **{key: first[key] for key in ("parameters", "steps", "lr")},
-            "n": len(jobs),
-            "seeds": _spaced(jobs),
-            "valid_ce_mean": mean,
-            "valid_ce_std": std,
-            "bits_per_byte_mean": stats.mean_std([job["bits_per_byte"] for job in jobs.values()])[0],
-            "n_pairs": len(gap.seeds),
-            "paired_seeds": _spaced(gap.seeds),
-            "gap_percent": gap.percent,
-            "gap_low": gap.low,
-            "gap_high": gap.high,
+            "n": cell.n,
+            "seeds": cell.seeds,
+            "valid_ce_mean": cell.mean,
+            "valid_ce_std": cell.sd,
+            "bits_per_byte_mean": cell.average("bits_per_byte"),
+            "n_pairs": len(pairs),
+            "paired_seeds": " ".join(map(str, pairs)),
+            **cell.gap("gap", value="gap_percent"),
             "left_out": ", ".join(f"seed {s} ({mads:.1f} MAD)" for s, mads in left_out.get(variant, {}).items()),
             "published_gap_low": theirs.low if theirs else stats.NAN,
             "published_gap_high": theirs.high if theirs else stats.NAN,
             "published_source": published.TABLE1_SOURCE if theirs else "",
-            "commits": " ".join(short_commits(jobs.values())),
+            "commits": " ".join(short_commits(cell.rows)),
         }
-
-
-def _losses(jobs: Mapping[int, Row]) -> dict[int, float]:
-    return {seed: job["valid_ce"] for seed, job in jobs.items()}
 
 
 def _refuse_unlike(width: Sequence[Row]) -> None:
@@ -232,7 +224,3 @@ def short_commits(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
     """Short code commits behind some jobs, `+dirty` kept; 'unknown' for code outside git."""
     names = {job["commit"] if isinstance(job["commit"], str) else "unknown" for job in jobs}
     return sorted({name[:12] + ("+dirty" if name.endswith("+dirty") else "") for name in names})
-
-
-def _spaced(seeds: Iterable[int]) -> str:
-    return " ".join(map(str, seeds))
