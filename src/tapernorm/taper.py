@@ -61,8 +61,9 @@ def attach(
     names = select_norms(model, final=final, sites=sites)
     if not names:
         raise UserError("sites is empty and final is False, which tapers nothing: name norms, or leave sites out")
-    weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
-    return attach_norms(model, names, schedule=schedule, ema_rate=ema_rate, **weights)
+    return attach_norms(
+        model, names, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight, level_weight=level_weight
+    )
 
 
 def attach_norms(
