@@ -23,7 +23,7 @@ from .level_loss import Levels
 from .norms import Form, Gate, TaperNorm, require_taperable, taper, untaper
 from .scale_loss import ScaleLoss, ScaleProbe, ScaleTarget, fixed_target_loss
 from .schedule import GateSchedule, gate_at, whole_number
-from .token_mask import TokenMask, number_of, sum_over
+from .token_mask import TokenMask
 from .util.errors import UserError
 from .util.norm_driver import DRIVER, buffers_of, install, load_buffers, require_free, require_trained, uninstall
 
@@ -146,7 +146,7 @@ class Taper:
         self._levels = Levels(list(norms.values()), ema_rate) if level_weight > 0 else None
         if self._levels is not None:
             self._probe.levels = self._levels
-        self._probe.collect = self._collect
+        self._probe.gate = gate
         self.schedule = schedule
         self.anchor_weight = anchor_weight
         self.level_weight = level_weight
@@ -318,17 +318,6 @@ class Taper:
         """Running means and s_tgt, by the names that they have in the state."""
         parts: dict[str, nn.Module] = {f"{name}.statistics": norm.statistics for name, norm in self._norms.items()}
         return buffers_of(parts | {"anchor": self._target} | ({} if self._levels is None else {"levels": self._levels}))
-
-    @torch.no_grad()
-    def _collect(self) -> None:
-        """Add the pass that reaches the final norm to the means behind s_tgt and the levels, while observing."""
-        if not (self._gate.observing and self._final_norm.training):
-            return
-        scale = self._probe.scale(self._final_norm)
-        counted = self.tokens.counted(scale)
-        self._target.running.add(sum_over(scale, counted), number_of(scale, counted))
-        if self._levels is not None:
-            self._levels.collect()
 
     def _require_attached(self) -> None:
         if not self._attached:
