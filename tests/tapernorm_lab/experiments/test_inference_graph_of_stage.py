@@ -115,7 +115,7 @@ def test_rows_come_back_from_csv_as_they_were(run, rows, tmp_path) -> None:
     found = oddities_rows.read(path, job)
     for mine, back in zip(rows, found, strict=True):
         assert {name: value for name, value in back.items() if value is not None} == mine
-    with pytest.raises(UserError, match="holds other runs"):
+    with pytest.raises(UserError, match="differ in arms"):
         oddities_rows.read(path, job.model_copy(update={"runs": job.runs[1:]}))
     with pytest.raises(UserError, match=r"no file .*absent"):
         oddities_rows.read(tmp_path / "absent.csv", job)
