@@ -43,6 +43,7 @@ class TableSpec:
         columns: in their order.
         line: columns in which the records of a line agree; without any, each record has a line.
         member: the column that tells the records of a line apart.
+        order: columns by which records are ordered in print, their values in the order in which they first stand.
         printed: whether a record is printed; the CSV holds all.
     """
 
@@ -50,6 +51,7 @@ class TableSpec:
     columns: Sequence[Shown]
     line: Sequence[str] = ()
     member: str = ""
+    order: Sequence[str] = ()
     printed: Callable[[Row], bool] = lambda _: True
 
     def table(
@@ -63,7 +65,7 @@ class TableSpec:
         """The table of these records, above `published`, rows of others' numbers."""
         return Table(
             name=self.name,
-            columns=[shown.column for shown in self.columns],
+            columns=[one.column for one in self.columns],
             rows=self.lines(records),
             published=published,
             caption=caption,
@@ -73,15 +75,19 @@ class TableSpec:
 
     def lines(self, records: Iterable[Row]) -> list[list[str]]:
         """The cells of each line."""
+        shown = [record for record in records if self.printed(record)]
+        for name in reversed(self.order):
+            places = list(dict.fromkeys(record[name] for record in shown))
+            shown.sort(key=lambda record, name=name, places=places: places.index(record[name]))
         lines: dict[Any, dict[Any, Row]] = {}
-        for number, record in enumerate(filter(self.printed, records)):
+        for number, record in enumerate(shown):
             place = tuple(record[name] for name in self.line) or number
             lines.setdefault(place, {})[record[self.member] if self.member else ""] = record
         above: Mapping[str, Any] = {}
         rows = []
         for members in lines.values():
             first = next(iter(members.values()))
-            rows.append([_cell(shown, members.get(shown.of) if shown.of else first, above) for shown in self.columns])
+            rows.append([_cell(one, members.get(one.of) if one.of else first, above) for one in self.columns])
             above = first
         return rows
 

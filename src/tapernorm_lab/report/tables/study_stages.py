@@ -1,7 +1,6 @@
 """The table of a study's stage: per arm the loss and its gap to the stage's Baseline, paired by seed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -10,17 +9,14 @@ from tapernorm.util.errors import UserError
 from ...config.study import Stage
 from ...config.study_runs import StageJob
 from .. import statistics as stats
+from ..engine.cells import counted, interval, mean_sd, number, shown, text
 from ..engine.frame import Row
 from ..engine.summary import Against, Cell, summarise
+from ..engine.table_spec import Shown, TableSpec
 from ..frames.study_stages import DIVERGED, treatment_of
 from ..provenance import same_or_not
-from ..table import ABSENT, Column, Table
-from .table1_pretraining import (
-    gap_cell,
-    loss_cell,
-    of_several_codes,
-    short_commits,
-)
+from ..table import ABSENT, Table
+from .table1_pretraining import LOSS, of_several_codes, short_commits
 
 # Column of the rows -> its header, shown where the arms of a stage differ in it.
 _SETTINGS = {
@@ -43,19 +39,14 @@ def stage_table(rows: pd.DataFrame, job: StageJob) -> Table:
     """
     records = stage_records(rows, job)
     runs: list[Row] = rows.to_dict("records")
-    shown = list(_shown_columns(records, job.stage.baseline))
-    return Table(
-        name=f"table_{job.stage.name}",
-        columns=[column for column, _ in shown],
-        rows=[[cell(record) for _, cell in shown] for record in records],
-        published=[],
+    return TableSpec(f"table_{job.stage.name}", list(_columns(records, job.stage.baseline))).table(
+        records,
         caption=(
             f"Stage {job.stage.name}, beyond the paper: {job.stage.title}. d {job.stage.d_model}, seeds"
             f" {', '.join(map(str, job.stage.seeds))}.{of_several_codes(short_commits(runs))} Run {job.run}:"
             f" {job.caption}"
         ),
-        notes=list(_notes(job.stage, records, runs)),
-        records=records,
+        notes=_notes(job.stage, records, runs),
     )
 
 
@@ -126,44 +117,23 @@ def _gaps(cell: Cell | None, against: Mapping[str, str]) -> Row:
     return found
 
 
-def _shown_columns(records: Sequence[Row], baseline: str) -> Iterator[tuple[Column, Callable[[Row], str]]]:
-    """Each printed column with the text that it has of a record."""
-    yield Column("arm", align="l"), lambda record: record["label"]
-    differing = {c for c in _SETTINGS if len({_number(record[c]) for record in records} - {ABSENT}) > 1}
+def _columns(records: Sequence[Row], baseline: str) -> Iterator[Shown]:
+    """What is printed: a setting where the arms differ in it, a number where an arm has it."""
+    yield Shown("arm", text("label"), align="l")
+    differing = {c for c in _SETTINGS if len({shown(record[c], "g") for record in records} - {ABSENT}) > 1}
     for column, header in _SETTINGS.items():
         if column in differing or (column in _WINDOW and not differing.isdisjoint(_WINDOW)):
-            yield Column(header), lambda record, column=column: _number(record[column])
-    yield Column("n"), _count
-    yield Column("loss"), lambda record: loss_cell(record) if record["n"] else ABSENT
-    yield Column("gap %"), lambda record: _gap(record, "gap")
+            yield Shown(header, number(column, "g"))
+    yield Shown("n", counted("n", of="seeds"))
+    yield Shown("loss", LOSS)
+    yield Shown("gap %", interval("gap_percent", ".2f", ends="gap", pairs="gap_pairs"))
     if any(record["best_gap_to"] != baseline for record in records):
-        yield Column("to best Baseline %"), lambda record: _gap(record, "best_gap")
+        best = interval("best_gap_percent", ".2f", ends="best_gap", pairs="best_gap_pairs")
+        yield Shown("to best Baseline %", best)
     if any(record["jump_n"] for record in records):
-        yield Column("jump"), lambda record: _spread(record, "jump", 4)
+        yield Shown("jump", mean_sd("jump", ".4f"))
     if any(record["target_n"] for record in records):
-        yield Column("scale target"), lambda record: _spread(record, "target", 2)
-
-
-def _number(value: Any) -> str:
-    return ABSENT if pd.isna(value) else f"{value:g}"
-
-
-def _count(record: Row) -> str:
-    """Seeds that finished, of those that ran."""
-    return f"{record['n']}" if record["n"] == record["seeds"] else f"{record['n']} of {record['seeds']}"
-
-
-def _gap(record: Row, prefix: str) -> str:
-    names = {"n_pairs": "pairs", "gap_percent": "percent", "gap_low": "low", "gap_high": "high"}
-    return gap_cell({name: record[f"{prefix}_{mine}"] for name, mine in names.items()})
-
-
-def _spread(record: Row, name: str, digits: int) -> str:
-    """Mean ± sample standard deviation over the runs that have one."""
-    if not (n := record[f"{name}_n"]):
-        return ABSENT
-    spread = f" ± {record[f'{name}_std']:.{digits}f}" if n > 1 else ""
-    return f"{record[f'{name}_mean']:.{digits}f}{spread}".replace("-", "−")
+        yield Shown("scale target", mean_sd("target", ".2f"))
 
 
 def _notes(stage: Stage, records: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:

@@ -12,13 +12,17 @@ from tapernorm.util.errors import UserError
 from ...config import published
 from ...config.sections import VARIANT_LABELS, VARIANTS
 from .. import statistics as stats
+from ..engine.cells import interval, mean_sd, number, text
 from ..engine.frame import Row
 from ..engine.summary import Against, summarise
+from ..engine.table_spec import Shown, TableSpec
 from ..provenance import same_or_not
-from ..table import ABSENT, Column, Table
+from ..table import ABSENT, Table
 
 SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
 FORMS = ("unfused", "fused")  # how a tapered model is folded
+LOSS = mean_sd("valid_ce", ".4f")
+GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
 ALL_SEEDS, TRIMMED = "all", "without outliers"
 _SAME = ("steps", "lr", "batch", "context", "valid_tokens")  # at one width, or its losses are not comparable
 
@@ -31,22 +35,33 @@ def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int
     """
     jobs: list[Row] = results.to_dict("records")
     rows = table1_rows(jobs, run=run, labels=labels)
-    columns = [
-        Column("size", align="l"),
-        *(Column(header) for header in ("d", "parameters", "steps", "n")),
-        Column("loss", VARIANT_LABELS["baseline"]),
-        *(Column(header, VARIANT_LABELS[v]) for v in SHOWN[1:] for header in ("loss", "gap %")),
-    ]
-    return Table(
-        name="table1",
-        columns=columns,
-        rows=list(_printed(rows)),
+    lines = _printed(rows)
+    spec = TableSpec(
+        "table1",
+        line=("d_model", "seeds_counted"),
+        member="variant",
+        printed=lambda row: _line_of(row) in lines,
+        columns=[
+            Shown("size", _size, align="l"),
+            Shown("d", text("d_model")),
+            Shown("parameters", number("parameters", ",")),
+            Shown("steps", number("steps", ",")),
+            Shown("n", lambda row: lines[_line_of(row)]),
+            Shown("loss", LOSS, VARIANT_LABELS["baseline"], of="baseline"),
+            *(
+                Shown(header, cell, VARIANT_LABELS[variant], of=variant)
+                for variant in SHOWN[1:]
+                for header, cell in {"loss": LOSS, "gap %": GAP}.items()
+            ),
+        ],
+    )
+    return spec.table(
+        rows,
         published=[_published_line()],
         caption=(
             f"Validation loss and relative gap to Baseline.{of_several_codes(short_commits(jobs))} Run {run}: {caption}"
         ),
         notes=[*_notes(jobs), *_left_out_notes(rows), *_missing_notes(rows)],
-        records=rows,
     )
 
 
@@ -103,18 +118,26 @@ def _refuse_unlike(width: Sequence[Row]) -> None:
             )
 
 
-def _printed(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Cells of one printed line per width and seeds counted; one without outliers only where it differs in print."""
-    for (_, counted), group in groupby(rows, key=lambda row: (row["d_model"], row["seeds_counted"])):
-        members = list(group)
-        cells = {row["variant"]: row for row in members if row["variant"] in SHOWN}
-        if counted == TRIMMED and not any(row["left_out"] for row in cells.values()):
-            continue
-        first, dagger = members[0], "†" if counted == TRIMMED else ""
-        ns = [str(row["n"]) for row in cells.values()] or [ABSENT]
-        line = [first["size"] + dagger, str(first["d_model"]), f"{first['parameters']:,}", f"{first['steps']:,}"]
-        line += ["/".join(ns) if len(set(ns)) > 1 else ns[0], loss_cell(cells.get("baseline"))]
-        yield line + [cell for v in SHOWN[1:] for cell in (loss_cell(cells.get(v)), gap_cell(cells.get(v)))]
+def _printed(rows: Sequence[Row]) -> dict[tuple[int, str], str]:
+    """The printed lines, width and seeds counted each, with their n; one without outliers only where it differs."""
+    lines: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
+        lines.setdefault(_line_of(row), []).append(row)
+    found = {}
+    for line, members in lines.items():
+        mine = [row for row in members if row["variant"] in SHOWN]
+        if line[1] == ALL_SEEDS or any(row["left_out"] for row in mine):
+            ns = dict.fromkeys(str(row["n"]) for row in mine)
+            found[line] = "/".join(str(row["n"]) for row in mine) if len(ns) > 1 else "".join(ns) or ABSENT
+    return found
+
+
+def _line_of(row: Row) -> tuple[int, str]:
+    return row["d_model"], row["seeds_counted"]
+
+
+def _size(row: Row) -> str:
+    return row["size"] + ("†" if row["seeds_counted"] == TRIMMED else "")
 
 
 def table1_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -122,30 +145,15 @@ def table1_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     line = "{:<8} {:>4} {:>3}  {:<21}  {:<15}  {}".format
     yield line("size", "d", "n", "variant", "loss", "gap % to Baseline")
     last = None
-    for row in (row for row in rows if row["variant"] in SHOWN):
-        size = row["size"] + ("†" if row["seeds_counted"] == TRIMMED else "")
+    for row in (dict(row) for row in rows if row["variant"] in SHOWN):
+        size = _size(row)
         named = ("", "") if size == last else (size, row["d_model"])
-        yield line(*named, row["n"], VARIANT_LABELS[row["variant"]], loss_cell(row), gap_cell(row))
+        yield line(*named, row["n"], VARIANT_LABELS[row["variant"]], LOSS(row), GAP(row))
         last = size
     for variant, theirs in published.TABLE1_GAP_PERCENT.items():
         if variant in SHOWN:
             gap = f"{theirs.low}–{theirs.high}, published for 1M–30M"
             yield line("paper", "", published.TABLE1_SEEDS, VARIANT_LABELS[variant], ABSENT, gap)
-
-
-def loss_cell(row: Mapping[str, Any] | None) -> str:
-    """Mean ± sample standard deviation; the mean alone for one seed."""
-    if row is None:
-        return ABSENT
-    return f"{row['valid_ce_mean']:.4f}" + (f" ± {row['valid_ce_std']:.4f}" if row["n"] > 1 else "")
-
-
-def gap_cell(row: Mapping[str, Any] | None) -> str:
-    """Gap and its interval; the gap alone for one pair."""
-    if row is None or not row["n_pairs"]:
-        return ABSENT
-    interval = f" [{row['gap_low']:.2f}, {row['gap_high']:.2f}]" if row["n_pairs"] > 1 else ""
-    return f"{row['gap_percent']:.2f}{interval}".replace("-", "−")
 
 
 def _published_line() -> list[str]:
