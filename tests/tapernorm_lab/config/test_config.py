@@ -2,7 +2,9 @@
 
 import copy
 import json
+import math
 import re
+from dataclasses import asdict
 
 import jsonschema
 import pytest
@@ -471,9 +473,21 @@ def test_variant_and_taper_settings_go_together():
 
 
 def test_a_decoder_shape_is_checked_wherever_it_comes_from():
-    shape = parse(Config, changed(), "here").pretrain_job("all", 24, 1).model.model_dump()
-    assert parse(DecoderConfig, shape, "here").head_dim == 6
-    assert "n_head 7" in complaint({**shape, "n_head": 7}, DecoderConfig)
+    shape = asdict(parse(Config, changed(), "here").pretrain_job("all", 24, 1).model)
+
+    def of_shape(raw):
+        with pytest.raises(UserError) as caught:
+            DecoderConfig.read(raw, "here")
+        return str(caught.value)
+
+    assert DecoderConfig.read(shape, "here").head_dim == 6
+    assert "n_head 7" in of_shape({**shape, "n_head": 7})
+    assert "unknown or missing depth" in of_shape({**shape, "depth": 2})
+    assert "unknown or missing norm" in of_shape({k: v for k, v in shape.items() if k != "norm"})
+    for name, value in [("d_model", 0), ("d_model", 24.0), ("d_model", True), ("context", 1), ("norm_eps", math.nan)]:
+        assert name in of_shape({**shape, name: value})
+    assert "norm is rmsnorm or layernorm" in of_shape({**shape, "norm": "batchnorm"})
+    assert "tie_head" in of_shape({**shape, "tie_head": 1})
 
 
 # Digests
