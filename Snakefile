@@ -8,12 +8,12 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version, validate
 
-from tapernorm import configfile as settings
-from tapernorm_lab.config.run import Config
-from tapernorm.util.hashing import canonical_json
-from tapernorm_lab.data.sources import files_of
 from tapernorm.util.errors import UserError
+from tapernorm.util.hashing import canonical_json
+from tapernorm_lab.config import load as settings
+from tapernorm_lab.config.run import Config
 from tapernorm_lab.config.sections import VARIANTS
+from tapernorm_lab.data.sources import files_of
 
 min_version("9.0")
 

@@ -3,10 +3,8 @@
 import csv
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
 import statistics
 import time
 from pathlib import Path
@@ -16,17 +14,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 from places import ROOT
-from snakemake_runs import (
-    LONG,
-    TARGET,
-    planned,
-    project,
-    same_numbers,
-    snakemake,
-    train_until,
-    trainer_pid,
-    write_config,
-)
+from snakemake_runs import planned, project, snakemake, write_config
 
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.config.load import load_config
@@ -406,41 +394,3 @@ def test_finished_models_are_tried_on_odd_inputs_and_their_tables_are_made_from_
         assert results[name] == (finished / "results/test" / name).read_bytes()
     for name, content in drawn.items():
         assert content == (finished / "figures/test" / name).read_bytes()
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = project(tmp_path_factory.mktemp("uninterrupted"))
-    done = snakemake(folder, TARGET, "--configfile", write_config(folder, "killed.yaml", **LONG))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / Path(TARGET).parent
-
-
-@pytest.mark.slow
-def test_a_trainer_killed_under_snakemake_resumes_bitwise(tmp_path, uninterrupted):
-    folder = project(tmp_path)
-    config = write_config(folder, "killed.yaml", **LONG)
-    engine, run = train_until(folder, config, step=150)
-    os.kill(trainer_pid(run), signal.SIGKILL)
-    assert engine.wait(timeout=60) != 0
-    assert not (run / "result.json").exists()
-    again = snakemake(folder, TARGET, "--configfile", config)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "resuming after step" in (folder / "results/killed/logs/pretrain/all_aux/d16/seed1.log").read_text()
-    assert same_numbers(run, uninterrupted)
-
-
-@pytest.mark.slow
-def test_after_everything_was_killed_unlock_and_the_same_call_go_on(tmp_path, uninterrupted):
-    folder = project(tmp_path)
-    config = write_config(folder, "killed.yaml", **LONG)
-    engine, run = train_until(folder, config, step=150)
-    os.killpg(engine.pid, signal.SIGKILL)
-    engine.wait(timeout=60)
-    refused = snakemake(folder, TARGET, "--configfile", config)
-    assert refused.returncode != 0
-    assert "--unlock" in refused.stdout + refused.stderr
-    assert snakemake(folder, "--unlock", "--configfile", config).returncode == 0
-    again = snakemake(folder, TARGET, "--configfile", config)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert same_numbers(run, uninterrupted)
