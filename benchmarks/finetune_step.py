@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from tapernorm import attach
+from tapernorm.taper import Taper
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.fakeln_schedule import FakeSchedule
 from tapernorm_lab.config.gpt2 import Gpt2Shape
 from tapernorm_lab.experiments.finetune import next_tokens
-from tapernorm_lab.models.fakeln import attach_fakeln
+from tapernorm_lab.models.fakeln import FakeLN, attach_fakeln
 from tapernorm_lab.models.gpt2 import GPT2LMHeadModel, fresh
-from tapernorm_lab.training.norm_driver import NormDriver
 
 from .report import Figure
 from .steps import compare, one_step
@@ -43,7 +43,7 @@ def gpt2() -> GPT2LMHeadModel:
     return fresh(SHAPE, vocab_size=VOCABULARY, context=CONTEXT, generator=generator(0, "init")).train()
 
 
-def tapered(rows: Tensor, gate: float) -> tuple[GPT2LMHeadModel, NormDriver]:
+def tapered(rows: Tensor, gate: float) -> tuple[GPT2LMHeadModel, Taper]:
     """An Internal-TaperLN (+aux) model at `gate`, calibrated on `rows`."""
     model = gpt2()
     taper = attach(model, anchor_weight=0.1)
@@ -55,7 +55,7 @@ def tapered(rows: Tensor, gate: float) -> tuple[GPT2LMHeadModel, NormDriver]:
     return model, taper
 
 
-def removed(rows: Tensor) -> tuple[GPT2LMHeadModel, NormDriver]:
+def removed(rows: Tensor) -> tuple[GPT2LMHeadModel, FakeLN]:
     """A FakeLN model whose every norm is removed, sigma taken from `rows`."""
     model = gpt2()
     schedule = FakeSchedule(mlp_start=1, mlp_gap=1, qk_start=10, qk_gap=1, v_start=20, v_gap=1, final=30)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from tapernorm.taper import Taper
 from tapernorm_lab.experiments.speed.interleaved_timing import interleave, paired_speedup
 from tapernorm_lab.training.metrics import gradient_norm
-from tapernorm_lab.training.norm_driver import NormDriver
+from tapernorm_lab.training.norm_driver import NormDriver, driver_of
 from tapernorm_lab.training.optimizer import Optimisation
 from tapernorm_lab.training.trainer import training_loss
 
@@ -29,9 +30,11 @@ SETTINGS = Optimisation(
 )
 
 
-def one_step(model: nn.Module, driver: NormDriver | None, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
+def one_step(
+    model: nn.Module, changes: Taper | NormDriver | None, inputs: Tensor, targets: Tensor
+) -> Callable[[], None]:
     """The optimizer step on inputs and targets (B, T)."""
-    optimizer = SETTINGS.optimizer(model)
+    driver, optimizer = driver_of(changes), SETTINGS.optimizer(model)
     parameters = list(model.parameters())
 
     def step() -> None:

@@ -9,9 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tapernorm_lab.config.load import load_config
-from tapernorm_lab.config.run_cost import expected_seconds
-
 from .report import Figure, figure
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +42,6 @@ def _demo() -> Iterator[Figure]:
     command = ("snakemake", "--cores", str(CORES), "tables", "figures", "--config", f"run={RUN}")
     wall_s = _seconds(*command)
     yield figure("demo.wall_time", wall_s, "s", at_most=600)
-    planned_s = expected_seconds(load_config(ROOT / "config" / "demo.yaml"), CORES)
-    yield figure("demo.planned_wall_time", planned_s, "s")
-    yield figure("demo.plan_error", 100 * abs(planned_s / wall_s - 1), "%", at_most=30)
     ideal_s = _core_seconds(began) / CORES
     yield figure("demo.overhead_over_jobs", 100 * (wall_s / ideal_s - 1), "%", at_most=15)
     peaks = [

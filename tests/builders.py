@@ -4,6 +4,7 @@ import numpy as np
 import reference
 import torch
 
+from tapernorm.architectures import select_norms
 from tapernorm.models.decoder import Decoder
 from tapernorm.models.decoder_config import DecoderConfig
 from tapernorm.norms import (
@@ -14,7 +15,7 @@ from tapernorm.norms import (
     taper,
 )
 from tapernorm.schedule import GateSchedule
-from tapernorm.taper import Taper, attach
+from tapernorm.taper import Taper, attach, attach_norms
 from tapernorm.util.rng import generator
 
 torch.set_num_threads(1)
@@ -115,11 +116,19 @@ def attached(*, dtype=torch.float64, model_options=None, **options) -> tuple[Dec
     return model, attach(model, **{"schedule": SCHEDULE, "ema_rate": 0.1, **options})
 
 
+def attached_as(kind, *, final=False):
+    """As `attached`, with a taper of the class `kind`."""
+    model = decoder()
+    taper = attach_norms(
+        model, select_norms(model, final=final, sites=None), kind=kind, schedule=SCHEDULE, ema_rate=0.1
+    )
+    return model, taper
+
+
 def observe(model, taper, batch):
     """One optimizer step's worth of observation over `batch`, without an update of the weights."""
     with taper.observe(), torch.no_grad():
         model(batch)
-        taper.anchor_loss()
 
 
 def calibrated(g=0.0, **options) -> tuple[Decoder, Taper]:

@@ -13,7 +13,7 @@ from tapernorm_lab.config.jobs import BlocksJob
 from tapernorm_lab.config.odd_inputs import RobustnessJob
 from tapernorm_lab.data.blocks import write_blocks
 from tapernorm_lab.data.token_stream import TokenStream, write_tokens
-from tapernorm_lab.experiments.odd_inputs.oddrows import never_seen, token_counts
+from tapernorm_lab.experiments.odd_inputs.rows import never_seen, token_counts
 
 VOCABULARY, CONTEXT, WIDTH = 300, 16, 12
 LENGTHS = (20, 28)

@@ -66,12 +66,12 @@ class Desk:
         self.gather(written)
 
     def gather(self, results: list[str]) -> None:
-        assert main(["rows", *results, "--run", "mine", "--out", f"{self.computed}/rows"]) == 0
-        rows = ["--results", str(self.computed), "--out", f"{self.computed}/tables/study_S1.csv"]
-        assert main(["stage", "rows", "--config", str(self.config), "--stage", "S1", *rows]) == 0
+        assert main(["rows", "training", *results, "--run", "mine", "--out", f"{self.computed}/rows"]) == 0
+        rows = ["--results", str(self.computed), "--out", f"{self.computed}/tables"]
+        assert main(["rows", "study_S1", "--config", str(self.config), *rows]) == 0
 
     def publish(self, *more: str) -> int:
-        return main(["publish", "--run", "mine", "--config", str(self.config), *self.where, *more])
+        return main(["compare", "--publish", "--run", "mine", "--config", str(self.config), *self.where, *more])
 
     def files(self) -> dict[str, bytes]:
         """What is published: the file's place -> its content."""

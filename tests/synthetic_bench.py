@@ -86,5 +86,6 @@ def last_token(
 
 
 def write(document: Mapping, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document), encoding="utf-8")
     return path

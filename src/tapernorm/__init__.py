@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import interop, spread
+    from . import export, interop, spread
     from .export import load
     from .folding import FoldReport, fold
     from .interop.hf_trainer import TaperCallback
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .norms import LayerNorm, RMSNorm
     from .schedule import GateSchedule, gate_at, lr_at
     from .taper import Taper, attach
+    from .util.errors import UserError
 
 _HOME = {
     "Decoder": "models.decoder",
@@ -26,13 +27,14 @@ _HOME = {
     "RMSNorm": "norms",
     "Taper": "taper",
     "TaperCallback": "interop.hf_trainer",
+    "UserError": "util.errors",
     "attach": "taper",
     "fold": "folding",
     "gate_at": "schedule",
     "load": "export",
     "lr_at": "schedule",
 }
-_MODULES = ("interop", "spread")
+_MODULES = ("export", "interop", "spread")
 __all__ = [
     "Decoder",
     "FoldReport",
@@ -41,7 +43,9 @@ __all__ = [
     "RMSNorm",
     "Taper",
     "TaperCallback",
+    "UserError",
     "attach",
+    "export",
     "fold",
     "gate_at",
     "interop",
@@ -57,3 +61,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tapernorm' has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -27,26 +27,35 @@ from .util.errors import UserError
 class Levels(nn.Module):
     """The running means of log s at each of `norms`, (N,), and the loss; it lives in the model, and moves with it."""
 
+    norms: tuple[TaperNorm, ...]  # a tuple, because they are submodules of the model already
+
     def __init__(self, norms: Sequence[TaperNorm], rate: float) -> None:
         super().__init__()
+        self.norms = tuple(norms)
         for norm in norms:
             ScaleProbe.on(norm)
         weight = norms[0].weight
         self.running = RunningMean(len(norms), rate, dtype=weight.dtype, device=weight.device)
 
-    def loss(self, norms: Sequence[TaperNorm], *, calibrated: bool, observing: bool) -> Tensor:
-        """sum over norms of E (log s - log level)^2 of the last forward pass, a scalar.
+    def loss(self, *, calibrated: bool) -> Tensor:
+        """sum over norms of E (log s - log level)^2 of the last forward pass, a scalar."""
+        parts = self._logs()
+        if calibrated:
+            levels = [-norm.c.mean().log() for norm in self.norms]
+        else:
+            levels = [mean_over(logs.detach(), counted) for logs, counted in parts]
+        return torch.stack([level_loss(logs, level, of) for (logs, of), level in zip(parts, levels, strict=True)]).sum()
 
-        Args:
-            observing: add the batch to the running means.
-        """
-        logs = [ScaleProbe.on(norm).scale(norm).log() for norm in norms]  # of (B, T, 1) each
-        counted = [norm.counted(log) for norm, log in zip(norms, logs, strict=True)]
-        own = [(log.detach(), tokens) for log, tokens in zip(logs, counted, strict=True)]
-        if observing:
-            self.running.add(torch.stack([sum_over(*part) for part in own]), number_of(*own[0]))
-        levels = [-norm.c.mean().log() for norm in norms] if calibrated else [mean_over(*part) for part in own]
-        return torch.stack(list(map(level_loss, logs, levels, counted))).sum()
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Add the last forward pass to the running means."""
+        parts = self._logs()
+        self.running.add(torch.stack([sum_over(*part) for part in parts]), number_of(*parts[0]))
+
+    def _logs(self) -> list[tuple[Tensor, Tensor | None]]:
+        """log s (B, T, 1) of the last forward pass at each norm, and which tokens count."""
+        logs = [ScaleProbe.on(norm).scale(norm).log() for norm in self.norms]
+        return [(log, norm.counted(log)) for norm, log in zip(self.norms, logs, strict=True)]
 
     def constants(self) -> Tensor:
         """c = 1 / level of each norm, (N,).
@@ -57,8 +66,8 @@ class Levels(nn.Module):
         c = (-self.running.value()).exp()
         if not bool(c.isfinite().all()):
             raise UserError(
-                "cannot calibrate from the levels of the scales: call Taper.anchor_loss() after each forward pass "
-                "inside Taper.observe(), or attach without level_weight"
+                "cannot calibrate from the levels of the scales: train at g = 1 inside Taper.observe() before the "
+                "taper starts, or attach without level_weight"
             )
         return c
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .calibrate import RunningMean
-from .norms import is_norm, norm_scale
-from .token_mask import mean_over
+from .norms import Gate, is_norm, norm_scale
+from .token_mask import mean_over, number_of, sum_over
 from .util.wide_buffers import WideBuffers
 
 ScaleLoss = Callable[..., Tensor]  # of scales (B, T, 1) and their target (); behind them `counted`, where there is one
@@ -29,6 +29,9 @@ class ScaleProbe(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.hidden: Tensor | None = None
+        self.gate: Gate | None = None  # of the taper that observes; None: nothing is collected
+        self.anchor: ScaleTarget | None = None
+        self.levels: Any = None  # the running means of `level_loss.Levels`
 
     @classmethod
     def on(cls, final_norm: nn.Module) -> "ScaleProbe":
@@ -56,6 +59,18 @@ class ScaleProbe(nn.Module):
             return h.square().mean(-1, keepdim=True).sqrt()
         return norm_scale(final_norm, h)
 
+    @torch.no_grad()
+    def collect(self, final_norm: nn.Module) -> None:
+        """Add the pass at hand to the means behind s_tgt and the levels, while the taper observes."""
+        gate, anchor = self.gate, self.anchor
+        if gate is None or anchor is None or not (gate.observing and final_norm.training):
+            return
+        scale = self.scale(final_norm)
+        counted = None if gate.tokens is None else gate.tokens.counted(scale)
+        anchor.running.add(sum_over(scale, counted), number_of(scale, counted))
+        if self.levels is not None:
+            self.levels.collect()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "hidden": None}  # an activation is no state, and cannot be deep-copied
 
@@ -63,6 +78,7 @@ class ScaleProbe(nn.Module):
 def _keep_hidden(final_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
     probe: Any = final_norm.probe
     probe.hidden = args[0]
+    probe.collect(final_norm)
 
 
 class ScaleTarget(WideBuffers):

@@ -9,7 +9,6 @@ for k, batch in enumerate(batches):
     optimizer.step()
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,24 +20,12 @@ from .architectures import architecture_of, kept_norms, select_norms
 from .attach_checks import require_attachable, require_options, unchanged_on_error
 from .calibrate import require_training, update_means
 from .level_loss import Levels
-from .norms import (
-    Form,
-    Gate,
-    TaperNorm,
-    require_taperable,
-    taper,
-    untaper,
-)
-from .scale_loss import (
-    ScaleLoss,
-    ScaleProbe,
-    ScaleTarget,
-    fixed_target_loss,
-)
+from .norms import Form, Gate, TaperNorm, require_taperable, taper, untaper
+from .scale_loss import ScaleLoss, ScaleProbe, ScaleTarget, fixed_target_loss
 from .schedule import GateSchedule, gate_at, whole_number
-from .token_mask import TokenMask, number_of, sum_over
+from .token_mask import TokenMask
 from .util.errors import UserError
-from .util.norm_driver import DRIVER, install, require_free, uninstall
+from .util.norm_driver import DRIVER, buffers_of, install, load_buffers, require_free, require_trained, uninstall
 
 
 def attach(
@@ -74,14 +61,27 @@ def attach(
     names = select_norms(model, final=final, sites=sites)
     if not names:
         raise UserError("sites is empty and final is False, which tapers nothing: name norms, or leave sites out")
-    weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
-    return attach_norms(model, names, schedule=schedule, ema_rate=ema_rate, **weights)
+    return attach_norms(
+        model, names, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight, level_weight=level_weight
+    )
 
 
 def attach_norms(
-    model: nn.Module, names: Sequence[str], *, schedule: GateSchedule | None, ema_rate: float, **weights: float
+    model: nn.Module,
+    names: Sequence[str],
+    *,
+    schedule: GateSchedule | None,
+    ema_rate: float,
+    anchor_weight: float = 0.0,
+    level_weight: float = 0.0,
+    kind: "type[Taper] | None" = None,
 ) -> "Taper":
-    """Turn exactly the norms `names` into tapered ones, as `attach` does; none: a taper that has but its scale loss."""
+    """Turn exactly the norms `names` into tapered ones, as `attach` does; none: a taper that has but its scale loss.
+
+    Args:
+        kind: the class of the taper.
+    """
+    weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
     require_options(schedule=schedule, ema_rate=ema_rate, **weights)
     require_free(model)
     require_attachable(model, names)
@@ -93,7 +93,7 @@ def attach_norms(
     with unchanged_on_error(touched):
         gate = Gate(device=next(model.parameters()).device)
         tapered = {name: taper(norm, gate, ema_rate=ema_rate) for name, norm in norms.items()}
-        made = Taper(model, tapered, gate, schedule=schedule, ema_rate=ema_rate, **weights)
+        made = (kind or Taper)(model, tapered, gate, schedule=schedule, ema_rate=ema_rate, **weights)
         install(made, model)
     return made
 
@@ -146,6 +146,7 @@ class Taper:
         self._levels = Levels(list(norms.values()), ema_rate) if level_weight > 0 else None
         if self._levels is not None:
             self._probe.levels = self._levels
+        self._probe.gate = gate
         self.schedule = schedule
         self.anchor_weight = anchor_weight
         self.level_weight = level_weight
@@ -167,11 +168,6 @@ class Taper:
     def gate(self) -> Tensor:
         """g, a scalar tensor."""
         return self._gate.value
-
-    @property
-    def forms(self) -> int:
-        """How many forms the norms take: observe, mix and linear."""
-        return len(Form)
 
     @property
     def scale_target(self) -> Tensor:
@@ -225,8 +221,8 @@ class Taper:
         (target,) = self._target.running.value()
         if self.anchor_weight > 0 and not torch.isfinite(target):
             raise UserError(
-                f"cannot set the scale target ({target.item()}): call Taper.anchor_loss() after each forward pass "
-                "inside Taper.observe(), or attach without anchor_weight"
+                f"cannot set the scale target ({target.item()}): train at g = 1 inside Taper.observe() before the "
+                "taper starts, or attach without anchor_weight"
             )
         for norm, c in zip(self._norms.values(), constants, strict=True):
             norm.calibrate(c)
@@ -266,43 +262,23 @@ class Taper:
     def anchor_loss(self) -> Tensor:
         """lambda E[(s - s_tgt)^2] over the last forward pass, a scalar; 0 before the taper starts or at lambda = 0.
 
-        With a level weight, the level loss is added, from the first step on. Call it once after each training forward
-        pass: while observing, it also feeds the means behind s_tgt and the levels.
+        With a level weight, the level loss is added, from the first step on. Pure: it changes nothing, and as often
+        as it is called after a pass, its value is the same.
         """
         self._require_attached()
         scale = self._probe.scale(self._final_norm)
-        counted = self.tokens.counted(scale)
-        if self._gate.observing and self._final_norm.training:
-            self._target.running.add(sum_over(scale.detach(), counted), number_of(scale, counted))
         loss = scale.new_zeros(())
         if self.anchor_weight > 0 and self.calibrated:
+            counted = self.tokens.counted(scale)
             tokens = () if counted is None else (counted,)
             loss = self.anchor_weight * self.scale_loss(scale, self._target.target, *tokens)
         if self._levels is None:
             return loss
-        norms, observing = list(self._norms.values()), self._gate.observing and self._final_norm.training
-        levels = self._levels.loss(norms, calibrated=self.calibrated, observing=observing)
-        return loss + self.level_weight * levels
-
-    def auxiliary_loss(self, tokens: Tensor) -> Tensor:
-        """`anchor_loss`, which needs no tokens: what the trainer calls for any method."""
-        return self.anchor_loss()
-
-    def row(self) -> dict[str, float | None]:
-        """Gate and scale target, None until it is set, for a line of metrics."""
-        target = self.scale_target.item()
-        return {"gate": self.gate.item(), "scale_target": None if math.isnan(target) else target}
+        return loss + self.level_weight * self._levels.loss(calibrated=self.calibrated)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise UserError where the optimizer lacks a parameter of a tapered norm (it was built before attach)."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for name, norm in self._norms.items():
-            for parameter, value in norm.named_parameters(recurse=False):
-                if value.requires_grad and id(value) not in held:
-                    raise UserError(
-                        f"the optimizer does not train {name}.{parameter}: build it after attach(), "
-                        "from model.parameters()"
-                    )
+        require_trained(self._norms, optimizer, "build it after attach(), from model.parameters()")
 
     def detach(self) -> None:
         """Take the taper off its model, which is then a plain one, with what its own parameters have learnt.
@@ -331,22 +307,17 @@ class Taper:
         """Restore what `state_dict` gave; the model's own state dict is loaded beside it.
 
         Raises:
-            UserError: the state belongs to other norms.
+            UserError: the state belongs to other norms, or a tensor has another shape; nothing has changed then.
         """
-        mine = self.state_dict()
-        if state.keys() != mine.keys():
-            different = sorted(state.keys() ^ mine.keys())
-            raise UserError(f"this taper state belongs to another model: {', '.join(different)}")
-        for key, buffer in self._buffers().items():
-            buffer.copy_(state[key])
+        buffers = self._buffers()
+        load_buffers({**buffers, "gate": self._gate.value}, state, others=["calibrated"], what="taper")
         self.calibrated = state["calibrated"]
         self._gate.set(float(state["gate"]))
 
     def _buffers(self) -> dict[str, Tensor]:
         """Running means and s_tgt, by the names that they have in the state."""
         parts: dict[str, nn.Module] = {f"{name}.statistics": norm.statistics for name, norm in self._norms.items()}
-        parts |= {"anchor": self._target} | ({} if self._levels is None else {"levels": self._levels})
-        return {f"{part}.{key}": b for part, module in parts.items() for key, b in module.named_buffers()}
+        return buffers_of(parts | {"anchor": self._target} | ({} if self._levels is None else {"levels": self._levels}))
 
     def _require_attached(self) -> None:
         if not self._attached:

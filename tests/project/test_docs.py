@@ -1,6 +1,6 @@
 """Every code block of the pages for users of the library runs, in its order; shorter than the pages say."""
 
-import importlib
+import pkgutil
 import re
 import sys
 from typing import Any
@@ -77,26 +77,40 @@ def test_the_worked_example(tmp_path, monkeypatch, capsys):
     assert after < 3.0  # of a model without norms, after so short a taper
 
 
-def test_contributing_names_files_and_names_that_exist():
+CHANGES = ("A new architecture", "A new variant", "A new table", "A new corpus")
+
+
+def test_contributing_walks_through_four_changes_and_names_what_each_touches():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    marked = set(re.findall(r"`([^`\s]+)`", text))
-    paths = {name for name in marked if "/" in name and not name.startswith("data/")}
-    assert len(paths) > 12
+    for title in CHANGES:
+        (change,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+        marked = re.findall(r"`([^`\s]+)`", change)
+        files = [ROOT / mark for mark in marked if "/" in mark]
+        assert len(files) > 2
+        assert not [str(file) for file in files if not file.exists()]
+        code = "".join(file.read_text(encoding="utf-8") for file in files if file.suffix == ".py")
+        names = [mark.split(".")[0] for mark in marked if re.fullmatch(r"[A-Za-z_.]+", mark)]
+        assert names
+        assert not [name for name in names if not re.search(rf"\b{name}\b", code)]
+
+
+def test_the_map_of_the_house_names_every_room():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(src/[^`]+)/` \|", text, flags=re.MULTILINE))
+    rooms = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "src").glob("*/*/__init__.py")}
+    assert named == rooms | {"src/tapernorm"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+def test_pages_name_modules_and_files_that_exist_in_lines_of_120_columns(page):
+    text = page.read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:src|tests|workflow|profiles|config|docs|benchmarks)/[^`\s*{}<>]+)`", text))
     assert not [path for path in paths if not (ROOT / path).exists()]
-    known = {"norms": ["KINDS"], "arch": ["ARCHITECTURES"], "settings": ["DataConfig", "OWN_SPLIT"]}
-    for module, names in known.items():
-        for name in names:
-            assert any(mark.startswith(name) for mark in marked)
-            assert hasattr(importlib.import_module(f"tapernorm.{module}"), name)
-    for place, name in {
-        "tests/tiny_models.py": "class ReferenceNorm",
-        "tests/tapernorm/test_architectures.py": "INSIDE = ",
-        "src/tapernorm_lab/data/sources.py": "def open_source",
-        "src/tapernorm_lab/report/sources.py": "SOURCES = {",
-        "src/tapernorm_lab/report/catalogue.py": "def make_table(",
-        "workflow/rules/report.smk": "localrules:",
-    }.items():
-        assert name in (ROOT / place).read_text(encoding="utf-8")
+    for dotted in set(re.findall(r"\btapernorm(?:_lab)?(?:\.[a-zA-Z_]+)+", text)):
+        pkgutil.resolve_name(dotted)
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = [line for line in outside.splitlines() if not line.startswith(("|", "    ", "<img", "!["))]
+    assert not [line for line in prose if len(line) > 120]
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", LOOPS], ids=lambda page: page.name)

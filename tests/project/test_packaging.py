@@ -23,7 +23,7 @@ import tapernorm
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 HEAVY = ("torch", "numpy", "pandas", "matplotlib", "snakemake", "datasets", "sentencepiece", "transformers")
-FIRST_PARTY = {"tapernorm", "benchmarks"}
+FIRST_PARTY = {"tapernorm", "tapernorm_lab", "benchmarks"}
 
 
 def lock_lines() -> list[str]:
@@ -46,8 +46,9 @@ def installed() -> dict[str, Version]:
 
 
 def declared() -> list[Requirement]:
-    groups = [PROJECT["dependencies"], *EXTRAS.values()]
-    return [Requirement(text) for group in groups for text in group]
+    """What is required of other projects; extras that include one another are left out."""
+    texts = [text for group in (PROJECT["dependencies"], *EXTRAS.values()) for text in group]
+    return [found for found in map(Requirement, texts) if found.name != PROJECT["name"]]
 
 
 def project_files() -> list[Path]:
@@ -129,9 +130,18 @@ def test_pyproject_and_environment_agree_on_python():
     assert pip == ["-r requirements.lock", "-e ."]
 
 
-def test_the_core_needs_torch_safetensors_and_pydantic_alone():
-    assert [Requirement(text).name for text in PROJECT["dependencies"]] == ["torch", "safetensors", "pydantic"]
-    assert {"workflow", "hf", "test"} <= EXTRAS.keys()
+def test_the_library_needs_torch_and_safetensors_alone():
+    assert [Requirement(text).name for text in PROJECT["dependencies"]] == ["torch", "safetensors"]
+
+
+@pytest.mark.parametrize("extra", ["workflow", "hf", "tensorboard", "cluster"])
+def test_an_extra_of_the_command_line_includes_the_lab(extra):
+    pending, included = [extra], set()
+    while pending:
+        included.add(name := pending.pop())
+        own = (found for found in map(Requirement, EXTRAS[name]) if found.name == PROJECT["name"])
+        pending += [more for requirement in own for more in requirement.extras]
+    assert "lab" in included
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -243,7 +253,8 @@ import tapernorm
 assert "torch" not in sys.modules, "importing the package imported torch"
 
 import torch
-from tapernorm.settings import DecoderConfig
+from tapernorm import export
+from tapernorm.models.decoder_config import DecoderConfig
 
 config = DecoderConfig(
     vocab_size=37, d_model=24, n_layer=2, n_head=6, n_kv_head=3, d_ff=40, context=16,
@@ -252,18 +263,44 @@ config = DecoderConfig(
 torch.manual_seed(0)
 model = tapernorm.Decoder(config)
 tokens = torch.randint(0, 37, (2, 11))
-before = model(tokens)
-logits = lambda output: getattr(output, "logits", output)
-assert logits(before).shape == (2, 11, 37)
-taper = tapernorm.attach(model)
+logits = lambda module: getattr(output := module(tokens), "logits", output)
+before = logits(model)
+assert before.shape == (2, 11, 37)
+taper = tapernorm.attach(model, schedule=tapernorm.GateSchedule(start=1, end=3), anchor_weight=0.1)
 assert len(taper.swapped) == 4, taper.swapped
-assert torch.equal(logits(model(tokens)), logits(before)), "at g = 1 nothing changes"
+assert torch.equal(logits(model), before), "at g = 1 nothing changes"
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(3):
+    taper.set_step(step)
+    with taper.observe():
+        (logits(model).logsumexp(-1).mean() + taper.anchor_loss()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+taper.set_step(3)
+model.eval()
+tapered = logits(model)
+assert not torch.allclose(tapered, before, atol=1e-2)
+folded, report = tapernorm.fold(model)
+assert torch.allclose(logits(folded), tapered, atol=1e-5)
+export.save(model, "normfree", form="normfree")
+assert torch.equal(logits(tapernorm.load("normfree")), logits(folded))
 print(tapernorm.__version__, tapernorm.__file__)
 """
 
 
+def assert_names_the_extra(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tapernorm: this needs pydantic: pip install 'tapernorm[lab]'\n"
+
+
+def test_the_command_without_its_extra_names_it():
+    code = "import sys; sys.modules['pydantic'] = None; from tapernorm_lab.cli.main import main; sys.exit(main())"
+    assert_names_the_extra([sys.executable, "-c", code, "--help"])
+
+
 @pytest.mark.slow
-def test_a_wheel_works_in_an_environment_with_the_core_alone(tmp_path):
+def test_a_wheel_works_in_an_environment_with_the_library_alone(tmp_path):
     tree = tmp_path / "tree"
     for path in project_files():
         target = tree / path.relative_to(ROOT)
@@ -292,4 +329,5 @@ def test_a_wheel_works_in_an_environment_with_the_core_alone(tmp_path):
     source = ROOT / "src" / "tapernorm"
     tracked = [path.relative_to(source) for path in project_files() if path.is_relative_to(source)]
     assert [path for path in tracked if path not in installed_files] == []
-    assert "usage: tapernorm" in run(bare / "bin" / "tapernorm", "--help", cwd=tmp_path)
+    for words in (["--help"], ["pretrain", "--help"]):
+        assert_names_the_extra([str(bare / "bin" / "tapernorm"), *words])

@@ -29,7 +29,7 @@ from tapernorm.folding import fold
 from tapernorm.norms import TaperNorm
 from tapernorm.util.errors import UserError
 from tapernorm_lab.models.fakeln_norms import restore_fake
-from tapernorm_lab.own_model.taper_own_model import export_run
+from tapernorm_lab.own_model.export_run import export_run
 
 ALL = {"final": True}
 GENERATOR = torch.Generator().manual_seed(4)

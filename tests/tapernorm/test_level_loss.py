@@ -180,11 +180,9 @@ def test_a_copy_of_the_model_has_levels_of_its_own_and_a_forgotten_taper_leaves_
     assert not any("probe" in name for name, _ in model.named_modules())
 
 
-def test_a_calibration_without_the_loss_is_refused():
-    model, driver = builders.attached(level_weight=WEIGHT)
-    with driver.observe(), torch.no_grad():
-        model(tokens())
-    with pytest.raises(UserError, match="anchor_loss"):
+def test_a_calibration_without_an_observed_pass_is_refused():
+    _, driver = builders.attached(level_weight=WEIGHT)
+    with pytest.raises(UserError, match=r"Taper\.observe\(\)"):
         driver.calibrate()
     assert not driver.calibrated
 

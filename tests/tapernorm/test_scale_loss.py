@@ -1,5 +1,7 @@
 """The scale loss and what it is for: propositions 4.1-4.3 as numbers (method.md sections 5 and 7)."""
 
+import pickle
+
 import builders
 import numpy as np
 import pytest
@@ -264,3 +266,13 @@ def test_a_second_probe_is_the_first_one():
     model, _ = builders.attached()
     assert ScaleProbe.on(model.model.norm) is ScaleProbe.on(model.model.norm)
     assert len(model.model.norm._forward_pre_hooks) == 1
+
+
+def test_a_copy_of_the_final_norm_takes_no_model_along():
+    """As the measurement of its gradient makes one: a GPT-2 more in memory would be the price."""
+    model, driver = builders.attached(level_weight=0.2)
+    builders.observe(model, driver, tokens())
+    size = len(pickle.dumps(model.model.norm))
+    wide, driver = builders.attached(level_weight=0.2, model_options={"vocab_size": 5000})
+    assert len(pickle.dumps(wide.model.norm)) == size
+    assert len(pickle.dumps(wide)) > 4 * len(pickle.dumps(model))

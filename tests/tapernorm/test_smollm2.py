@@ -108,7 +108,8 @@ def run(home) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(run) -> Path:
-    assert main(["spread", "--model", str(run), "--tokens", "1024", "--device", "cpu", "--threads", "1"]) == 0
+    words = ["rows", "tapers", f"taper={run}", "--run", "slice", "--scale-tokens", "1024", "--device", "cpu"]
+    assert main([*words, "--out", str(run.parent / "measured/rows")]) == 0
     return run
 
 
@@ -148,8 +149,9 @@ def test_the_massive_activations_meet_only_norms_that_stay(measured):
 
 
 def test_its_tables_and_figure_are_written(measured, tmp_path):
-    words = ["outcome", "--runs", f"taper={measured}", "--run", "slice"]
-    assert main([*words, "--results", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    for verb in ("table", "figure"):
+        words = ["--results", str(measured.parent / "measured"), "--out", str(tmp_path / f"{verb}s")]
+        assert main([verb, "tapers", *words]) == 0
     for name in ("tables/scores", "tables/norms_taper"):
         assert all((tmp_path / f"{name}.{kind}").stat().st_size for kind in ("csv", "md", "tex"))
     assert all((tmp_path / f"figures/figure_spread_taper.{kind}").stat().st_size for kind in ("csv", "pdf", "png"))

@@ -16,6 +16,7 @@ from tapernorm.norms import Form, TaperNorm
 from tapernorm.schedule import GateSchedule, gate_at
 from tapernorm.taper import attach, taper_of
 from tapernorm.util.errors import UserError
+from tapernorm_lab.training.norm_driver import TaperDriver
 from tapernorm_lab.training.trainer import training_loss
 
 INTERNAL = (
@@ -464,6 +465,47 @@ def test_the_state_of_other_norms_is_refused_by_name():
         internal.load_state_dict(everything.state_dict())
 
 
+def test_a_state_with_a_tensor_of_another_shape_is_refused_by_name_and_changes_nothing():
+    """A scalar would be broadcast over a buffer without a word."""
+    model, driver = builders.attached()
+    builders.observe(model, driver, builders.tokens())
+    before = snapshot(driver.state_dict())
+    _, other = builders.attached()
+    for value in (torch.zeros(()), torch.zeros(3), 0.5):
+        state = {**other.state_dict(), "anchor.running.ema": value}
+        with pytest.raises(UserError, match=r"anchor\.running\.ema is .* in it, and \(1,\) in this one"):
+            driver.load_state_dict(state)
+        assert snapshot(driver.state_dict()) == before
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_anchor_loss_changes_nothing_and_is_the_same_however_often_it_is_asked(calibrated):
+    model, driver = builders.attached(anchor_weight=0.3, level_weight=0.2)
+    if calibrated:
+        builders.observe(model, driver, tokens())
+        driver.calibrate()
+    with driver.observe():
+        model(tokens(seed=5))
+        held = {name: buffer.clone() for name, buffer in model.named_buffers()}  # sums of this step among them
+        losses = {driver.anchor_loss().item() for _ in range(3)}
+        assert all(torch.equal(b, held[n]) or b.isnan().all() for n, b in model.named_buffers())
+    assert len(losses) == 1
+    assert losses.pop() > 0
+
+
+def test_a_pass_is_observed_whether_its_anchor_loss_is_asked_for_or_not():
+    states = []
+    for times in (0, 1, 3):
+        model, driver = builders.attached(anchor_weight=0.3, level_weight=0.2)
+        with driver.observe():
+            model(tokens())
+            for _ in range(times):
+                driver.anchor_loss()
+        states.append(snapshot(driver.state_dict()))
+    assert states[0] == states[1] == states[2]
+    assert float(driver.state_dict()["anchor.running.updates"]) == 1
+
+
 def test_the_model_state_holds_what_a_finished_model_needs_and_no_statistics():
     model, _ = builders.attached(final=True)
     added = model.state_dict().keys() - builders.decoder().state_dict().keys()
@@ -475,6 +517,7 @@ def test_the_model_state_holds_what_a_finished_model_needs_and_no_statistics():
 
 def run_compiled(compiled, model, driver, steps):
     losses = []
+    driver = TaperDriver(driver)
     for k in steps:
         driver.set_step(k)
         with driver.observe():

@@ -22,6 +22,7 @@ from snakemake_runs import (
 )
 
 pytestmark = pytest.mark.slow
+CORPUS = "results/test/data/corpus/manifest.json"
 LOG = "results/killed/logs/pretrain/all_aux/d16/seed1.log"
 CONFIG = "config/killed.yaml"
 
@@ -186,19 +187,19 @@ def remount(folder: Path, options: str) -> None:
 def test_a_full_disk_is_said_and_the_same_call_goes_on_when_there_is_room(tmp_path):
     folder = project(tmp_path)
     with file_system(folder / "results", "size=2m"):
-        full = snakemake(folder, "corpus", "--configfile", "config/test.yaml")
+        full = snakemake(folder, CORPUS, "--configfile", "config/test.yaml")
         assert full.returncode != 0
         assert "the disk is full: free some space and run the same command again" in full.stdout + full.stderr
         assert not list(folder.glob("results/test/data/corpus/*.json*"))
         remount(folder / "results", "size=64m")
-        again = snakemake(folder, "corpus", "--configfile", "config/test.yaml")
+        again = snakemake(folder, CORPUS, "--configfile", "config/test.yaml")
         assert again.returncode == 0, again.stdout + again.stderr
 
 
 def test_a_read_only_results_folder_is_said_and_what_it_holds_stays(tmp_path):
     folder = project(tmp_path)
     with file_system(folder / "results", "size=64m"):
-        assert snakemake(folder, "corpus", "--configfile", "config/test.yaml").returncode == 0
+        assert snakemake(folder, CORPUS, "--configfile", "config/test.yaml").returncode == 0
         manifest = folder / "results/test/data/corpus/manifest.json"
         before = manifest.read_bytes()
         remount(folder / "results", "ro")

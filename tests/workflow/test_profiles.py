@@ -40,12 +40,11 @@ def expected_counts() -> dict[str, int]:
         "finetune": len(config.gpt2.methods) * sizes * len(config.gpt2.seeds),
         "finetune_fold": sum(method != "vanilla" for method, *_ in tuned),
         "evaluate": len(tuned),
-        "evaluate_base": sizes,
-        "evaluate_published": sum(len(size.published) for size in config.gpt2.sizes),
+        "evaluate_base": sizes + sum(len(size.published) for size in config.gpt2.sizes),
         "bench": 2,
-        "corpus": 1,
-        "tokenizer": 1,
-        "tokens": 1,
+        "corpus": 2,
+        "tokenizer": 2,
+        "tokens": 2,
     }
 
 
@@ -123,16 +122,19 @@ def test_long_runs_start_again_for_data_and_settings_alone(name):
     assert settings["rerun-incomplete"] is True
 
 
-def test_an_edited_rule_retrains_nothing_under_the_gpu_profile(tmp_path):
-    """Its control: without the profile the same edit starts the corpus anew."""
+@pytest.mark.parametrize("name", ["default", "gpu"])
+def test_an_edited_command_starts_nothing_anew(tmp_path, name):
+    """Its control: where commands count, the same edit starts the corpus anew."""
     folder = project(tmp_path)
     config = ("--configfile", "config/test.yaml")
-    assert snakemake(folder, "corpus", *config).returncode == 0
+    corpus = "results/test/data/corpus/manifest.json"
+    assert snakemake(folder, corpus, *config).returncode == 0
     rules = folder / "workflow/rules/data.smk"
     rules.write_text(rules.read_text().replace('"tapernorm corpus --job', '"tapernorm  corpus --job'))
-    profiled = dry_run("corpus", "--workflow-profile", "profiles/gpu", *config, folder=folder)
+    profiled = dry_run(corpus, "--cores", "1", "--workflow-profile", f"profiles/{name}", *config, folder=folder)
     assert "Nothing to be done" in profiled.stdout + profiled.stderr
-    assert planned(dry_run("corpus", "--cores", "1", *config, folder=folder)) == {"corpus": 1}
+    counted = ("--cores", "1", "--rerun-triggers", "code")
+    assert planned(dry_run(corpus, *counted, *config, folder=folder)) == {"corpus": 1}
 
 
 def test_the_workflow_passes_snakemakes_linter():
@@ -177,7 +179,7 @@ def test_a_wildcard_takes_known_values_alone(target):
 def test_a_config_path_with_spaces_and_quotes_works(tmp_path):
     folder = project(tmp_path)
     config = write_config(folder, "it's a lab's \"own\".yaml", run="odd")
-    done = snakemake(folder, "corpus", "--configfile", config)
+    done = snakemake(folder, "results/odd/data/corpus/manifest.json", "--configfile", config)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "results/odd/data/corpus/manifest.json").is_file()
 

@@ -78,11 +78,11 @@ def finished(tmp_path_factory):
 def test_the_whole_dag_runs_through_slurm_and_reports_run_where_snakemake_does(finished):
     folder, config, said = finished
     submitted = set(re.findall(r"slurm_logs/rule_(\w+)/", said))
-    data = {"corpus", "tokenizer", "tokens", "gpt2_corpus", "gpt2_tokenizer", "blocks", "scored_blocks", "filter"}
+    data = {"corpus", "tokenizer", "tokens", "scored_tokens", "filter"}
     models = {"pretrain", "fold", "bench", "base", "finetune", "finetune_fold", "evaluate", "evaluate_base"}
     assert submitted == data | models
     here = set(re.findall(r"^localrule (\w+):", said, flags=re.MULTILINE))
-    assert {"rows", "gpt2_rows", "table", "settings", "figure", "tables", "figures"} <= here
+    assert {"rows_training", "rows_gpt2", "table", "figure", "tables", "figures"} <= here
     assert (folder / "results/test/tables/table3.md").is_file()
     assert (folder / "figures/test/figure_decode.pdf").is_file()
     again = snakemake(folder, "tables", "figures", "--configfile", config)

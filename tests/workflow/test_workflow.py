@@ -92,7 +92,8 @@ def test_every_job_leaves_a_log(finished):
     logs = {
         p.relative_to(finished / "results/test/logs").as_posix() for p in finished.glob("results/test/logs/**/*.log")
     }
-    assert {"corpus.log", "tokenizer.log", "tokens.log", "rows.log", "table1.log", "figure2.log"} <= logs
+    assert {"data/corpus.log", "data/tokenizer.log", "data/tokens.log", "rows/training.log"} <= logs
+    assert {"tables/table1.log", "figures/figure2.log"} <= logs
     assert "step 40/40" in (finished / "results/test/logs/pretrain/internal_aux/d24/seed2.log").read_text()
 
 
@@ -133,7 +134,7 @@ def test_a_run_is_published_drawn_anew_and_compared_with_itself(finished, capsys
     assert snakemake(finished, "claims", "--configfile", "config/test.yaml").returncode == 0
     where = ["--results", f"{finished}/results", "--figures", f"{finished}/figures"]
     config = ["--config", f"{finished}/config/test.yaml"]
-    assert main(["publish", "--run", "test", *where, *config, "--any-code"]) == 0
+    assert main(["compare", "--publish", "--run", "test", *where, *config, "--any-code"]) == 0
     results, drawn = (finished / root / "published/test" for root in ("results", "figures"))
     for place, published in ((finished / "results/test", results), (finished / "figures/test", drawn)):
         computed, files = files_below(place), files_below(published)
@@ -153,11 +154,11 @@ def test_a_run_is_published_drawn_anew_and_compared_with_itself(finished, capsys
         for made in place.glob("*.md"):
             made.write_text("old")
     (drawn / "figure2.pdf").unlink()
-    assert main(["redraw", "--run", "test", *where]) == 0
+    assert main(["figure", "--published", "test", *where]) == 0
     assert files_below(results) | files_below(drawn) == whole
 
     capsys.readouterr()
-    assert main(["compare", "--run", "test", *where]) == 0
+    assert main(["compare", "--run", "test", *where[:2]]) == 0
     told = capsys.readouterr().out.splitlines()
     counts = {name: re.findall(r"(\d+) of (\d+)", line) for name, _, line in (line.partition(": ") for line in told)}
     for name in [f"table{n}" for n in TABLES] + ["table_S1", "table_S4", "claims"]:
@@ -166,7 +167,7 @@ def test_a_run_is_published_drawn_anew_and_compared_with_itself(finished, capsys
     assert not [line for line in told if "only" in line or "differ" in line]
 
 
-REPORT = {"bench": 2, "rows": 1, "table": 4, "figure": 4, "tables": 1, "figures": 1}
+REPORT = {"bench": 2, "rows_training": 1, "table": 6, "figure": 4, "tables": 1, "figures": 1}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ REPORT = {"bench": 2, "rows": 1, "table": 4, "figure": 4, "tables": 1, "figures"
 def test_a_changed_setting_reruns_what_depends_on_it(finished, changes, retrained, folded):
     config = write_config(finished, "changed.yaml", **changes)
     plan = planned(snakemake(finished, "-n", "tables", "figures", "--configfile", config))
-    assert plan == REPORT | {"pretrain": retrained, "fold": folded, "settings": 2}  # Tables 4 and 5 print settings
+    assert plan == REPORT | {"pretrain": retrained, "fold": folded}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_a_changed_setting_of_a_method_reruns_that_method(finished, place, value
     gpt2["sizes"][0][place] = value
     plan = planned(snakemake(finished, "-n", "table3", "--configfile", write_config(finished, "size.yaml", gpt2=gpt2)))
     jobs = {"finetune": finetuned, "finetune_fold": folded, "evaluate": finetuned}
-    assert plan == jobs | {"gpt2_rows": 1, "table": 2, "table3": 1}
+    assert plan == jobs | {"rows_gpt2": 1, "table": 2, "table3": 1}
 
 
 def test_table3_holds_the_means_that_the_evaluations_wrote(finished):
@@ -265,7 +266,7 @@ def test_a_changed_arm_runs_again_alone(finished):
     study = yaml.safe_load((finished / "config/test.yaml").read_text())["study"]
     study[1]["arms"][2]["set"]["train.lr"] = 2e-3
     changed = write_config(finished, "arm.yaml", study=study)
-    again = {"stage_rows": 1, "stage_table": 1, "study": 1}
+    again = {"rows_study_S4": 1, "table": 1, "study": 1}
     assert planned(snakemake(finished, "-n", "study", "--configfile", changed)) == again | {"arm": 1}
     del study[1]["arms"][2]["set"]["train.lr"]
     study[1]["arms"][2]["label"] = "Another name"
@@ -283,10 +284,10 @@ def test_changed_hardware_reruns_nothing(finished, changes):
 def test_the_paper_config_plans_every_run_of_the_paper():
     done = snakemake(ROOT, "-n", "tables", "figures", "--configfile", "config/paper.yaml", "--nolock")
     jobs = {"pretrain": 6 * (4 * 3 + 2), "fold": 6 * (4 * 2 + 2)}  # six seeds: three variants, at one width two more
-    data = {"corpus": 1, "tokenizer": 1, "tokens": 1, "gpt2_corpus": 1, "gpt2_tokenizer": 1, "blocks": 1, "hubrows": 2}
+    data = {"corpus": 2, "tokenizer": 2, "tokens": 2, "scored_tokens": 2}  # to pre-train on, and for GPT-2
     gpt2 = {"base": 4, "published": 2 * 4, "finetune": 4 * 4, "finetune_fold": 3 * 4}  # four sizes, four methods
-    scored = {"evaluate": 4 * 4, "evaluate_base": 4, "evaluate_published": 2 * 4}
-    report = REPORT | {"table": 6, "figure": 5, "settings": 2, "gpt2_rows": 1}
+    scored = {"evaluate": 4 * 4, "evaluate_base": 4 + 2 * 4}
+    report = REPORT | {"table": 8, "figure": 5, "rows_gpt2": 1}
     assert planned(done) == report | jobs | data | gpt2 | scored
 
 
@@ -340,7 +341,7 @@ def test_a_folder_of_parquet_files_stands_in_for_openwebtext(tmp_path):
     pyarrow.parquet.write_table(table, folder / "shards/a.parquet")
     text = own_text("shards", source="openwebtext", field=None, valid_fraction=None)
     done = snakemake(folder, "-n", "table3", "--configfile", write_config(folder, "mine.yaml", gpt2__text=[text]))
-    assert planned(done)["gpt2_corpus"] == 3
+    assert planned(done)["corpus"] == 3
 
 
 def test_a_config_that_lacks_a_setting_does_not_get_the_demos(tmp_path):
@@ -359,7 +360,7 @@ def test_an_edited_text_file_makes_the_corpus_anew(tmp_path):
     text.write_text("<|endoftext|>".join(f"Document {i} says {i * i}." for i in range(200)))
     data = {"source": "text", "files": ["mi*.txt"], "field": "text", "part": None}
     data |= {"valid_fraction": 0.2, "max_train_documents": None}
-    arguments = ("corpus", "--configfile", write_config(folder, "mine.yaml", data=data))
+    arguments = ("results/test/data/corpus/manifest.json", "--configfile", write_config(folder, "mine.yaml", data=data))
     assert snakemake(folder, *arguments).returncode == 0
     assert "Nothing to be done" in (again := snakemake(folder, *arguments)).stdout + again.stderr
     time.sleep(1.1)  # Snakemake compares whole seconds on some file systems
@@ -374,8 +375,8 @@ def test_finished_models_are_tried_on_odd_inputs_and_their_tables_are_made_from_
     whole = yaml.safe_load((finished / "config/test.yaml").read_text())
     width, stage = whole["widths"][1], whole["study"][0]
     config = write_config(finished, "odd.yaml", seeds=[1], widths=[width], gpt2=None, study=[stage])
-    plan = {"odd_corpus": 1, "odd_rows": 1, "robustness": 2, "study_S3": 1, "arms_table": 1}
-    plan |= {"robustness_rows": 2, "robustness_table": 1, "robustness_figure": 1}
+    plan = {"corpus": 1, "scored_tokens": 1, "robustness": 2, "study_S3": 1, "table": 3, "figure": 1}
+    plan |= {"rows_study_S3": 1, "rows_study_S3_S1": 1}
     assert planned(snakemake(finished, "-n", "study_S3", "--configfile", config)) == plan
     done = snakemake(finished, "study_S3", "--configfile", config)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -394,7 +395,9 @@ def test_finished_models_are_tried_on_odd_inputs_and_their_tables_are_made_from_
         shutil.copy(rows, tmp_path / "results/test/tables")
     shutil.copytree(finished / "results/test/robustness", tmp_path / "results/test/robustness")
     where = ["--results", f"{tmp_path}/results", "--figures", f"{tmp_path}/figures"]
-    assert main(["publish", "--run", "test", *where, "--config", f"{finished}/{config}", "--any-code"]) == 0
+    assert (
+        main(["compare", "--publish", "--run", "test", *where, "--config", f"{finished}/{config}", "--any-code"]) == 0
+    )
     results, drawn = (files_below(tmp_path / root / "published/test") for root in ("results", "figures"))
     made = {
         f"tables/{name}.{kind}" for name in ("table_S3", "table_S3x", "table_S3_S1") for kind in ("csv", "md", "tex")

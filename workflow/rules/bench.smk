@@ -7,13 +7,14 @@ BENCH_THREADS = (
 
 rule bench:
     input:
-        benched_run,
+        lambda w: timed_run(w.of.removeprefix("_")),
     output:
-        f"{RESULTS}/bench/{{kind}}.json",
+        f"{RESULTS}/bench/{{kind}}{{of}}.json",
     log:
-        f"{LOGS}/bench/{{kind}}.log",
+        f"{LOGS}/bench/{{kind}}{{of}}.log",
     wildcard_constraints:
-        kind="decode|last_token",
+        kind="decode|last_token|rivals",
+        of="(_[A-Za-z0-9]+)?",
     conda:
         "../../environment.yml"
     threads: BENCH_THREADS

@@ -1,19 +1,25 @@
-# Corpus -> tokenizer -> token streams.
+# Texts -> tokenizers -> token streams to pre-train on, and blocks of one length for GPT-2 and for odd inputs.
+wildcard_constraints:
+    corpus=one_of(CORPORA),
+    home=one_of(TOKENIZERS),
 
 
 rule corpus:
     input:
-        own_files(RUN.corpus_job()),
+        lambda w: own_files(CORPORA[w.corpus]),
     output:
-        train=f"{RESULTS}/data/corpus/train.jsonl",
-        valid=f"{RESULTS}/data/corpus/valid.jsonl",
-        manifest=f"{RESULTS}/data/corpus/manifest.json",
+        multiext(
+            f"{RESULTS}/{{corpus}}/",
+            train="train.jsonl",
+            valid="valid.jsonl",
+            manifest="manifest.json",
+        ),
     log:
-        f"{LOGS}/corpus.log",
+        f"{LOGS}/{{corpus}}.log",
     conda:
         "../../environment.yml"
     params:
-        job=canonical_json(RUN.corpus_job()),
+        job=lambda w: canonical_json(CORPORA[w.corpus]),
         out=subpath(output.manifest, parent=True),
     shell:
         "tapernorm corpus --job {params.job:q} --out {params.out:q} &> {log:q}"
@@ -21,39 +27,47 @@ rule corpus:
 
 rule tokenizer:
     input:
-        rules.corpus.output,
+        unpack(tokenizer_inputs),
     output:
-        model=f"{RESULTS}/data/tokenizer/tokenizer.model",
-        manifest=f"{RESULTS}/data/tokenizer/manifest.json",
+        manifest=f"{RESULTS}/{{home}}/tokenizer/manifest.json",
     log:
-        f"{LOGS}/tokenizer.log",
+        f"{LOGS}/{{home}}/tokenizer.log",
     conda:
         "../../environment.yml"
     params:
-        job=canonical_json(RUN.tokenizer_job()),
-        corpus=subpath(input[0], parent=True),
+        job=lambda w: canonical_json(TOKENIZERS[w.home]),
+        made_from=lambda w, input: folders_of(input),
         out=subpath(output.manifest, parent=True),
     shell:
-        "tapernorm tokenizer --job {params.job:q} --corpus {params.corpus:q} --out {params.out:q} &> {log:q}"
+        "tapernorm tokenizer --job {params.job:q} {params.made_from:q} --out {params.out:q} &> {log:q}"
 
 
 rule tokens:
     input:
-        corpus=rules.corpus.output.manifest,
-        tokenizer=rules.tokenizer.output.manifest,
+        unpack(tokens_inputs),
     output:
-        train=f"{RESULTS}/data/tokens/train.bin",
-        valid=f"{RESULTS}/data/tokens/valid.bin",
-        manifest=f"{RESULTS}/data/tokens/manifest.json",
+        multiext(
+            f"{RESULTS}/{{tokens}}/",
+            train="train.bin",
+            valid="valid.bin",
+            manifest="manifest.json",
+        ),
     log:
-        f"{LOGS}/tokens.log",
+        f"{LOGS}/{{tokens}}.log",
+    wildcard_constraints:
+        tokens=one_of(TOKENS),
     conda:
         "../../environment.yml"
     params:
-        job=canonical_json(RUN.tokens_job()),
-        corpus=subpath(input.corpus, parent=True),
-        tokenizer=subpath(input.tokenizer, parent=True),
+        job=lambda w: canonical_json({**TOKENS, **SCORED_TOKENS}[w.tokens]),
+        made_from=lambda w, input: folders_of(input),
         out=subpath(output.manifest, parent=True),
     shell:
-        "tapernorm tokens --job {params.job:q} --corpus {params.corpus:q} --tokenizer {params.tokenizer:q}"
-        " --out {params.out:q} &> {log:q}"
+        "tapernorm tokens --job {params.job:q} {params.made_from:q} --out {params.out:q} &> {log:q}"
+
+
+use rule tokens as scored_tokens with:
+    output:
+        multiext(f"{RESULTS}/{{tokens}}/", valid="valid.bin", manifest="manifest.json"),
+    wildcard_constraints:
+        tokens=one_of(SCORED_TOKENS),

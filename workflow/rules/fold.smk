@@ -6,7 +6,7 @@ rule fold:
     input:
         model=rules.pretrain.output.model,
         trained=rules.pretrain.output.result,
-        tokens=rules.tokens.output.manifest,
+        tokens=DATA_TOKENS[-1],
     output:
         multiext(f"{FOLDED}/unfused/", "model.safetensors", "config.json"),
         multiext(f"{FOLDED}/fused/", "model.safetensors", "config.json"),

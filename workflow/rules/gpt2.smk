@@ -1,122 +1,8 @@
-# The GPT-2 track: texts -> tokenizer -> blocks; base models -> fine-tunes by four methods -> folds -> evaluations.
-localrules:
-    gpt2_rows,
-
-
+# The GPT-2 track: base models -> fine-tunes by four methods -> folds -> evaluations.
 wildcard_constraints:
     text="[a-z][a-z0-9_]*",
     size="[a-z][a-z0-9_]*",
-    method="|".join(METHODS),
-
-
-rule gpt2_corpus:
-    input:
-        lambda w: own_files(RUN.gpt2_corpus_job(w.text)),
-    output:
-        multiext(
-            f"{GPT2}/corpora/{{text}}/",
-            train="train.jsonl",
-            valid="valid.jsonl",
-            manifest="manifest.json",
-        ),
-    log:
-        f"{LOGS}/gpt2/corpora/{{text}}.log",
-    conda:
-        "../../environment.yml"
-    params:
-        job=lambda w: canonical_json(RUN.gpt2_corpus_job(w.text)),
-        out=subpath(output.manifest, parent=True),
-    shell:
-        "tapernorm corpus --job {params.job:q} --out {params.out:q} &> {log:q}"
-
-
-if RUN.gpt2.tokenizer:
-
-    rule gpt2_tokenizer:
-        input:
-            multiext(
-                f"{GPT2}/corpora/base/", "train.jsonl", "valid.jsonl", "manifest.json"
-            ),
-        output:
-            manifest=f"{GPT2}/tokenizer/manifest.json",
-        log:
-            f"{LOGS}/gpt2/tokenizer.log",
-        conda:
-            "../../environment.yml"
-        params:
-            job=canonical_json(RUN.gpt2_tokenizer_job()),
-            corpus=subpath(input[0], parent=True),
-            out=subpath(output.manifest, parent=True),
-        shell:
-            "tapernorm tokenizer --job {params.job:q} --corpus {params.corpus:q} --out {params.out:q} &> {log:q}"
-
-else:
-
-    rule gpt2_tokenizer:
-        output:
-            manifest=f"{GPT2}/tokenizer/manifest.json",
-        log:
-            f"{LOGS}/gpt2/tokenizer.log",
-        conda:
-            "../../environment.yml"
-        params:
-            job=canonical_json(RUN.bpe_job()),
-            out=subpath(output.manifest, parent=True),
-        shell:
-            "tapernorm bpe --job {params.job:q} --out {params.out:q} &> {log:q}"
-
-
-rule blocks:
-    input:
-        rules.gpt2_corpus.output,
-        tokenizer=rules.gpt2_tokenizer.output.manifest,
-    output:
-        multiext(
-            f"{BLOCKS}/",
-            train="train.bin",
-            valid="valid.bin",
-            manifest="manifest.json",
-        ),
-    log:
-        f"{LOGS}/gpt2/blocks/{{text}}.log",
-    wildcard_constraints:
-        text=one_of(TEXTS),
-    conda:
-        "../../environment.yml"
-    params:
-        job=lambda w: canonical_json(RUN.blocks_job(w.text)),
-        corpus=subpath(input[0], parent=True),
-        tokenizer=subpath(input.tokenizer, parent=True),
-        out=subpath(output.manifest, parent=True),
-    shell:
-        "tapernorm blocks --job {params.job:q} --corpus {params.corpus:q} --tokenizer {params.tokenizer:q}"
-        " --out {params.out:q} &> {log:q}"
-
-
-use rule blocks as scored_blocks with:
-    output:
-        multiext(f"{BLOCKS}/", valid="valid.bin", manifest="manifest.json"),
-    wildcard_constraints:
-        text=one_of(corpora_of("text")),
-
-
-rule hubrows:
-    input:
-        tokenizer=rules.gpt2_tokenizer.output.manifest,
-    output:
-        multiext(f"{BLOCKS}/", valid="valid.bin", manifest="manifest.json"),
-    log:
-        f"{LOGS}/gpt2/blocks/{{text}}.log",
-    wildcard_constraints:
-        text=one_of(corpora_of("rows")),
-    conda:
-        "../../environment.yml"
-    params:
-        job=lambda w: canonical_json(RUN.hub_rows_job(w.text)),
-        tokenizer=subpath(input.tokenizer, parent=True),
-        out=subpath(output.manifest, parent=True),
-    shell:
-        "tapernorm hubrows --job {params.job:q} --tokenizer {params.tokenizer:q} --out {params.out:q} &> {log:q}"
+    method=one_of(METHODS),
 
 
 rule filter:
@@ -128,7 +14,7 @@ rule filter:
     log:
         f"{LOGS}/gpt2/blocks/{{text}}.log",
     wildcard_constraints:
-        text=one_of(corpora_of("filtered")),
+        text=one_of(gpt2_texts("filtered")),
     conda:
         "../../environment.yml"
     params:
@@ -137,7 +23,7 @@ rule filter:
         seen=lambda w: f"{GPT2}/blocks/{RUN.gpt2.corpus(w.text).seen}",
         out=subpath(output.manifest, parent=True),
     shell:
-        "tapernorm filter --job {params.job:q} --rows {params.rows:q} --seen {params.seen:q} --out {params.out:q}"
+        "tapernorm tokens --job {params.job:q} --rows {params.rows:q} --seen {params.seen:q} --out {params.out:q}"
         " &> {log:q}"
 
 
@@ -169,7 +55,7 @@ rule base:
         ),
         out=subpath(output.model, parent=True),
     shell:
-        "exec tapernorm base --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
+        "exec tapernorm pretrain --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
         " {params.blocks:q} --out {params.out:q} &> {log:q}"
 
 
@@ -191,7 +77,7 @@ rule published:
         job=lambda w: canonical_json(RUN.published_job(w.method, w.size)),
         out=subpath(output.model, parent=True),
     shell:
-        "tapernorm base --job {params.job:q} --hardware {resources.hardware:q} --out {params.out:q} &> {log:q}"
+        "tapernorm pretrain --job {params.job:q} --hardware {resources.hardware:q} --out {params.out:q} &> {log:q}"
 
 
 rule finetune:
@@ -257,7 +143,7 @@ rule evaluate:
     input:
         model=rules.finetune.output.model,
         folded=folded_form,
-        tokenizer=rules.gpt2_tokenizer.output.manifest,
+        tokenizer=GPT2_TOKENIZER,
         blocks=[blocks_of(text) for text in SCORED.values()],
     output:
         f"{RESULTS}/evaluate/{{method}}/{{size}}/seed{{seed}}.json",
@@ -288,60 +174,19 @@ rule evaluate:
 
 use rule evaluate as evaluate_base with:
     input:
-        model=rules.base.output.model,
+        model=lambda w: f"{model_as_it_is(w)}/model.safetensors",
         folded=[],
-        tokenizer=rules.gpt2_tokenizer.output.manifest,
+        tokenizer=GPT2_TOKENIZER,
         blocks=[blocks_of(text) for text in SCORED.values()],
     output:
-        f"{RESULTS}/evaluate/original/{{size}}.json",
+        f"{RESULTS}/evaluate/{{method}}/{{size}}.json",
     log:
-        f"{LOGS}/evaluate/original/{{size}}.log",
+        f"{LOGS}/evaluate/{{method}}/{{size}}.log",
+    wildcard_constraints:
+        method="original|published_.+",
     params:
-        job=lambda w: canonical_json(RUN.evaluate_job("original", w.size, None)),
+        job=lambda w: canonical_json(RUN.evaluate_job(w.method, w.size, None)),
         model=subpath(input.model, parent=True),
         folded=[],
         tokenizer=subpath(input.tokenizer, parent=True),
         blocks=[f"{name}={GPT2}/blocks/{text}" for name, text in SCORED.items()],
-
-
-use rule evaluate_base as evaluate_published with:
-    input:
-        model=rules.published.output.model,
-        folded=[],
-        tokenizer=rules.gpt2_tokenizer.output.manifest,
-        blocks=[blocks_of(text) for text in SCORED.values()],
-    output:
-        f"{RESULTS}/evaluate/published_{{method}}/{{size}}.json",
-    log:
-        f"{LOGS}/evaluate/published_{{method}}/{{size}}.log",
-    params:
-        job=lambda w: canonical_json(
-            RUN.evaluate_job(f"published_{w.method}", w.size, None)
-        ),
-        model=subpath(input.model, parent=True),
-        folded=[],
-        tokenizer=subpath(input.tokenizer, parent=True),
-        blocks=[f"{name}={GPT2}/blocks/{text}" for name, text in SCORED.items()],
-
-
-rule gpt2_rows:
-    input:
-        evaluations=[evaluation_of(model) for model in RUN.models_under_test()],
-        # metrics.jsonl is read from beside each result.json; one rule wrote both.
-        finetunes=[
-            f"{RESULTS}/finetune/{method}/{size}/seed{seed}/result.json"
-            for method, size, seed in RUN.finetune_cells()
-        ],
-    output:
-        scores=f"{RESULTS}/gpt2_rows/scores.csv",
-        curves=f"{RESULTS}/gpt2_rows/curves.csv",
-        removals=f"{RESULTS}/gpt2_rows/removals.csv",
-    log:
-        f"{LOGS}/gpt2_rows.log",
-    conda:
-        "../../environment.yml"
-    params:
-        run=RUN.run,
-        out=subpath(output.scores, parent=True),
-    shell:
-        "tapernorm rows --gpt2 {input:q} --run {params.run:q} --out {params.out:q} &> {log:q}"

@@ -3,6 +3,7 @@ from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 
 GPT2 = f"{RESULTS}/gpt2"
 BLOCKS = f"{GPT2}/blocks/{{text}}"
+GPT2_TOKENIZER = f"{GPT2}/tokenizer/manifest.json"
 FINETUNED = f"{RESULTS}/finetune/{{method}}/{{size}}/seed{{seed}}"
 FINETUNE_FOLD = f"{RESULTS}/finetune_fold/{{method}}/{{size}}/seed{{seed}}"
 SIZES = {size.name: size for size in RUN.gpt2.sizes}
@@ -10,16 +11,6 @@ SCORED = {  # evaluation corpus -> the blocks that hold its rows
     corpus.name: "train" if corpus.kind == "held_out" else corpus.name
     for corpus in RUN.gpt2.corpora
 }
-
-
-def corpora_of(*kinds):
-    """Evaluation corpora of these kinds."""
-    return [corpus.name for corpus in RUN.gpt2.corpora if corpus.kind in kinds]
-
-
-def one_of(names):
-    """A wildcard's constraint: one of these names, or nothing where there is none."""
-    return "|".join(names) or "(?!)"
 
 
 def blocks_of(text):
@@ -37,6 +28,13 @@ def folded_form(wildcards):
         return []
     folder = FINETUNE_FOLD.format(**wildcards)
     return multiext(f"{folder}/fused/", "config.json", "model.safetensors")
+
+
+def model_as_it_is(wildcards):
+    """Where an original or a published model is, which is scored without a fine-tune of ours."""
+    if wildcards.method == "original":
+        return f"{GPT2}/base/{wildcards.size}"
+    return f"{GPT2}/published/{wildcards.method.removeprefix('published_')}/{wildcards.size}"
 
 
 def evaluation_of(model):

@@ -6,7 +6,7 @@ PRETRAINED = f"{RESULTS}/pretrain/{{variant}}/d{{width}}/seed{{seed}}"
 
 rule pretrain:
     input:
-        rules.tokens.output,
+        DATA_TOKENS,
     output:
         metrics=f"{PRETRAINED}/metrics.jsonl",
         result=f"{PRETRAINED}/result.json",

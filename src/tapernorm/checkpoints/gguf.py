@@ -4,7 +4,10 @@ Packed weights are spread out into plain numbers when they are read; what is tra
 The three architectures below are read, and a file that says of itself what has no place here is refused: a scaled
 rotary embedding that is left out gives a model that still speaks.
 
-Reading needs transformers alone, and runs nothing but its own code on the CPU.
+Reading needs transformers alone, and runs nothing but its own code on the CPU. transformers' own reader,
+`from_pretrained(gguf_file=...)`, gives the same weights for a whole file, and needs the package gguf. It cannot stand
+in for this one (5.24): without a word it drops a rotary scaling, and fills weights that the file lacks with fresh ones.
+It cuts text by GPT-2's rule where the file names SmolLM's or an unknown one, and marks its model as packed.
 """
 
 import re

@@ -26,7 +26,12 @@ UNREADABLE = {
 
 
 def guard_saving(model: nn.Module) -> None:
-    """Let `save_pretrained` of this one model write a checkpoint; a copy or a pickle has a method of its own."""
+    """Let `save_pretrained` of this one model write a checkpoint; a copy or a pickle has a method of its own.
+
+    transformers offers no hook before it saves. Another class would change the name by which it, PEFT and
+    `architectures` know the model, and a patch of its class would reach every other model. A member of the instance
+    does neither: it is pickled and copied with the model, and `unguard_saving` takes it back.
+    """
     if hasattr(model, _METHOD):
         model.__dict__[_METHOD] = partial(save_checkpoint, model)
 

@@ -3,7 +3,7 @@
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -37,25 +37,30 @@ class Parser(argparse.ArgumentParser):
 
 
 class Verbs:
-    """The verbs of the command line, as they are added."""
+    """The verbs of the command line, as they are added, in groups."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
+        self._parsers = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+        self._parser = parser
 
-    def add(self, run: Verb, summary: str, *, configured: bool = False) -> argparse.ArgumentParser:
-        """A verb named as the function that it runs; a configured one takes --config or --job."""
-        made = self._parsers.add_parser(run.__name__, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    def group(self, title: str) -> None:
+        """Start a group of verbs in the help."""
+        self._parser.epilog = f"{self._parser.epilog or ''}\n{title}:\n"
+
+    def add(self, run: Verb, summary: str) -> argparse.ArgumentParser:
+        """A verb named as the function that it runs."""
+        self._parser.epilog = f"{self._parser.epilog or ''}  {run.__name__:<10} {summary}\n"
+        made = self._parsers.add_parser(run.__name__, description=summary[0].upper() + summary[1:] + ".")
         made.set_defaults(verb=run)
-        if configured:
-            source = made.add_mutually_exclusive_group(required=True)
-            source.add_argument("--config", metavar="FILE", help="config of a run, such as config/demo.yaml")
-            source.add_argument(
-                "--job", metavar="JSON", help="exactly the settings of this job, as the workflow gives them"
-            )
-            made.add_argument(
-                "--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting"
-            )
         return made
+
+
+def config_options(made: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """The options that name a job: a config that has it, or the job itself."""
+    source = made.add_mutually_exclusive_group(required=required)
+    source.add_argument("--config", metavar="FILE", help="config of a run, such as config/demo.yaml")
+    source.add_argument("--job", metavar="JSON", help="exactly the settings of this job, as the workflow gives them")
+    made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
 
 
 def folders(made: argparse.ArgumentParser, **options: str) -> None:
@@ -102,16 +107,6 @@ def writes(out: Path, verb: str, *names: str) -> AbstractContextManager[None]:
     return output_files([out / name for name in names] or [out], verb)
 
 
-def table_files(name: str) -> list[str]:
-    """The files of a table."""
-    return [f"{name}.{kind}" for kind in ("csv", "md", "tex", "html")]
-
-
-def figure_files(name: str) -> list[str]:
-    """The files of a figure."""
-    return [f"{name}.{kind}" for kind in ("pdf", "png", "csv")]
-
-
 def training(made: argparse.ArgumentParser) -> None:
     """What every training verb takes besides its job."""
     made.add_argument("--hardware", metavar="JSON", help="with --job: the hardware section of a config")
@@ -134,15 +129,33 @@ def cell_of(arguments: argparse.Namespace, *names: str) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config], Job]) -> Job:
-    """The job given as JSON, or cut from the config file."""
+def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config], Job], *others: type[Job]) -> Job:
+    """The job given as JSON, or cut from the config file.
+
+    Args:
+        others: further kinds that the job may be of; JSON is of the kind whose settings it shares most of.
+    """
+    if arguments.job is None and arguments.config is None:
+        raise UserError("name the config of the run with --config")
     if arguments.job is not None:
         if arguments.set:
             raise UserError("--set changes a --config file; it does nothing to a --job")
-        return parse(kind, from_json(arguments.job, "--job"), "--job")
+        raw = from_json(arguments.job, "--job")
+        keys = set(raw) if isinstance(raw, dict) else kind.model_fields.keys()
+        return parse(min((kind, *others), key=lambda one: len(keys ^ one.model_fields.keys())), raw, "--job")
     config = load_config(arguments.config, arguments.set)
     with faults_named(kind, arguments.config):
         return cut(config)
+
+
+def require_inputs(job: str, given: Mapping[str, object], needed: Collection[str]) -> None:
+    """Raise UserError unless, of the options `given` by name, just those are there that a job of this kind needs."""
+    missing = [f"--{name}" for name in needed if given[name] is None]
+    wrong = [f"--{name}" for name, value in given.items() if value is not None and name not in needed]
+    if missing:
+        raise UserError(f"{job} is made from {', '.join(missing)}: name it")
+    if wrong:
+        raise UserError(f"{job} takes no {', '.join(wrong)}: leave it out")
 
 
 def hardware_of(
@@ -221,14 +234,6 @@ seed = whole(0, 2**63 - 1)
 
 def thread_count(text: str) -> int:
     return whole(1, most_threads())(text)
-
-
-def real(text: str) -> float:
-    """The type of an option that is a finite number of 0 or more."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number at least 0")
-    return value
 
 
 def positive_real(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Verbs that make text into tokens: corpus, tokenizer, bpe, tokens, blocks, hubrows, filter."""
+"""Verbs that make text into tokens: corpus, tokenizer, tokens."""
 
 import argparse
 import json
@@ -21,53 +21,41 @@ from ..config.run import Config
 from ..config.sections import Strict
 from ..data.manifest import content_of
 from ..training.outputs import Work, output_folder
-from .arguments import (
-    Verbs,
-    cell_of,
-    folders,
-    job_of,
-    output,
-)
+from .arguments import Verbs, config_options, job_of, output, path, require_inputs
 
 _CORPUS, _TOKENIZER = "folder written by `tapernorm corpus`", "folder written by `tapernorm tokenizer`"
-_ANY_TOKENIZER = "folder written by `tapernorm tokenizer` or `tapernorm bpe`"
-_BLOCKS = "folder written by `tapernorm blocks`"
 _TEXT = "with --config: a text of the GPT-2 track (base, train, or one of its corpora)"
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
-    made = verbs.add(corpus, "read the text, split it, and write its documents with a manifest", configured=True)
+    made = verbs.add(corpus, "read the text, split it, and write its documents with a manifest")
+    config_options(made)
     made.add_argument("--text", metavar="NAME", help=f"{_TEXT}; default: the text that is pre-trained on")
     output(made, "folder for train.jsonl, valid.jsonl and manifest.json")
 
-    made = verbs.add(tokenizer, "train a SentencePiece tokenizer on the training split", configured=True)
-    made.add_argument("--gpt2", action="store_true", help="with --config: the GPT-2 track's tokenizer")
-    folders(made, corpus=_CORPUS)
-    output(made, "folder for tokenizer.model and manifest.json")
-
-    made = verbs.add(bpe, "take a published GPT-2 tokenizer, from the hub or a folder", configured=True)
+    made = verbs.add(tokenizer, "train a tokenizer on the training split, or take a published one of GPT-2")
+    config_options(made)
+    made.add_argument(
+        "--gpt2", action="store_true", help="with --config: the GPT-2 track's tokenizer, trained or published"
+    )
+    made.add_argument("--corpus", type=path, metavar="DIR", help=f"{_CORPUS}, for a tokenizer that is trained")
     output(made, "folder for its files and manifest.json")
 
-    made = verbs.add(tokens, "encode both splits into memory-mapped token streams", configured=True)
-    folders(made, corpus=_CORPUS, tokenizer=_TOKENIZER)
+    made = verbs.add(tokens, "encode both splits into token streams, or into blocks of one length for GPT-2")
+    config_options(made)
+    made.add_argument("--text", metavar="NAME", help=f"{_TEXT}: its blocks; default: streams to pre-train on")
+    made.add_argument("--corpus", type=path, metavar="DIR", help=f"{_CORPUS}: what is encoded")
+    made.add_argument(
+        "--tokenizer", type=path, metavar="DIR", help=f"{_TOKENIZER}; needed for all texts but filtered ones"
+    )
+    made.add_argument(
+        "--rows", type=path, metavar="DIR", help="for a filtered text: blocks, whose valid split is filtered"
+    )
+    made.add_argument(
+        "--seen", type=path, metavar="DIR", help="for a filtered text: blocks, whose train split has the tokens to keep"
+    )
     output(made, "folder for train.bin, valid.bin and manifest.json")
-
-    made = verbs.add(blocks, "encode both splits and cut them into blocks of one length", configured=True)
-    made.add_argument("--text", metavar="NAME", help=_TEXT)
-    folders(made, corpus=_CORPUS, tokenizer=_ANY_TOKENIZER)
-    output(made, "folder for train.bin, valid.bin and manifest.json")
-
-    made = verbs.add(hubrows, "take rows that come tokenized, from the hub or a folder", configured=True)
-    made.add_argument("--text", metavar="NAME", help=_TEXT)
-    folders(made, tokenizer=_ANY_TOKENIZER)
-    output(made, "folder for valid.bin and manifest.json")
-
-    made = verbs.add(filter, "drop the rows that hold a token which another text never has", configured=True)
-    made.add_argument("--text", metavar="NAME", help=_TEXT)
-    folders(made, rows=f"{_BLOCKS} or `tapernorm hubrows`: what is filtered, its valid split")
-    folders(made, seen=f"{_BLOCKS}: the text, its train split")
-    output(made, "folder for valid.bin and manifest.json")
 
 
 def corpus(arguments: argparse.Namespace) -> None:
@@ -84,56 +72,74 @@ def corpus(arguments: argparse.Namespace) -> None:
 
 
 def tokenizer(arguments: argparse.Namespace) -> None:
+    _only_with_config(arguments, gpt2=arguments.gpt2)
+
+    def cut(config: Config) -> TokenizerJob | BpeJob:
+        if not arguments.gpt2:
+            return config.tokenizer_job()
+        return config.bpe_job() if config.gpt2 and config.gpt2.bpe else config.gpt2_tokenizer_job()
+
+    job = job_of(arguments, TokenizerJob, cut, BpeJob)
+    given = {"corpus": arguments.corpus}
+    if isinstance(job, BpeJob):
+        require_inputs(f"the published tokenizer {job.source}", given, ())
+        from ..data.hf_tokenizer import save_bpe
+
+        with _held(arguments, "tokenizer", job):
+            save_bpe(job, arguments.out)
+        return
+    require_inputs("a tokenizer that is trained", given, ("corpus",))
     from ..data.sentencepiece import train_tokenizer
 
-    _only_with_config(arguments, gpt2=arguments.gpt2)
-    job = job_of(arguments, TokenizerJob, Config.gpt2_tokenizer_job if arguments.gpt2 else Config.tokenizer_job)
     with _held(arguments, "tokenizer", job, corpus=arguments.corpus):
         train_tokenizer(job, arguments.corpus, arguments.out)
 
 
-def bpe(arguments: argparse.Namespace) -> None:
-    from ..data.bpe import save_bpe
-
-    job = job_of(arguments, BpeJob, Config.bpe_job)
-    with _held(arguments, "tokenizer", job):
-        save_bpe(job, arguments.out)
-
-
 def tokens(arguments: argparse.Namespace) -> None:
-    from ..data.token_stream import write_tokens
-
-    job = job_of(arguments, TokensJob, Config.tokens_job)
-    with _held(arguments, "tokens", job, corpus=arguments.corpus, tokenizer=arguments.tokenizer):
-        write_tokens(arguments.corpus, arguments.tokenizer, arguments.out, job.context)
-
-
-def blocks(arguments: argparse.Namespace) -> None:
-    from ..data.blocks import write_blocks
-
-    (text,) = cell_of(arguments, "text")
-    job = job_of(arguments, BlocksJob, lambda config: config.blocks_job(text))
-    with _held(arguments, "blocks", job, corpus=arguments.corpus, tokenizer=arguments.tokenizer):
-        write_blocks(job, arguments.corpus, arguments.tokenizer, arguments.out)
-
-
-def hubrows(arguments: argparse.Namespace) -> None:
-    from ..data.hub_rows import write_hub_rows
-
-    (text,) = cell_of(arguments, "text")
-    job = job_of(arguments, HubRowsJob, lambda config: config.hub_rows_job(text))
-    with _held(arguments, "blocks", job, tokenizer=arguments.tokenizer):
-        write_hub_rows(job, arguments.tokenizer, arguments.out)
+    _only_with_config(arguments, text=arguments.text is not None)
+    job = job_of(
+        arguments, TokensJob, lambda config: _cut_tokens(config, arguments.text), BlocksJob, HubRowsJob, FilterJob
+    )
+    what, kind, needed = {
+        TokensJob: ("a token stream", "tokens", ("corpus", "tokenizer")),
+        BlocksJob: ("a text in blocks", "blocks", ("corpus", "tokenizer")),
+        HubRowsJob: ("a text that comes tokenized", "blocks", ("tokenizer",)),
+        FilterJob: ("a filtered text", "blocks", ("rows", "seen")),
+    }[type(job)]
+    given = {name: getattr(arguments, name) for name in ("corpus", "tokenizer", "rows", "seen")}
+    require_inputs(what, given, needed)
+    with _held(arguments, kind, job, **{name: given[name] for name in needed}):
+        _write_tokens(job, arguments)
 
 
-def filter(arguments: argparse.Namespace) -> None:
-    from ..data.filter_rows import filter_rows
+def _cut_tokens(config: Config, text: str | None) -> TokensJob | BlocksJob | HubRowsJob | FilterJob:
+    """The job that makes the tokens of a text of the GPT-2 track, by the kind of text; None: those to pre-train on."""
+    if text is None:
+        return config.tokens_job()
+    kinds = {corpus.name: corpus.kind for corpus in config.gpt2.corpora} if config.gpt2 else {}
+    cut = {"rows": config.hub_rows_job, "filtered": config.filter_job}.get(kinds.get(text, ""), config.blocks_job)
+    return cut(text)
 
-    (text,) = cell_of(arguments, "text")
-    job = job_of(arguments, FilterJob, lambda config: config.filter_job(text))
-    with _held(arguments, "blocks", job, rows=arguments.rows, seen=arguments.seen):
-        manifest = filter_rows(job, arguments.rows, arguments.seen, arguments.out)
-    print(f"kept {manifest['splits']['valid']['rows']} of {manifest['details']['rows']} rows")
+
+def _write_tokens(job: Strict, arguments: argparse.Namespace) -> None:
+    out = arguments.out
+    if isinstance(job, TokensJob):
+        from ..data.token_stream import write_tokens
+
+        write_tokens(arguments.corpus, arguments.tokenizer, out, job.context)
+    elif isinstance(job, BlocksJob):
+        from ..data.blocks import write_blocks
+
+        write_blocks(job, arguments.corpus, arguments.tokenizer, out)
+    elif isinstance(job, HubRowsJob):
+        from ..data.hub_rows import write_hub_rows
+
+        write_hub_rows(job, arguments.tokenizer, out)
+    elif isinstance(job, FilterJob):
+        from ..data.filter_rows import filter_rows
+
+        manifest = filter_rows(job, arguments.rows, arguments.seen, out)
+        print(f"kept {manifest['splits']['valid']['rows']} of {manifest['details']['rows']} rows")
 
 
 def _held(arguments: argparse.Namespace, kind: str, job: Strict, **inputs: Path) -> AbstractContextManager[None]:

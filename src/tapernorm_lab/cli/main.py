@@ -10,23 +10,12 @@ from tapernorm.util.atomic_files import REASONS
 from tapernorm.util.errors import UserError, settings_named
 
 from ..training.stop_signals import Stopped, stoppable
-from . import (
-    data,
-    models,
-    oddities,
-    outcomes,
-    publishing,
-    report,
-    robustness,
-    study,
-    training,
-)
-from . import (
-    own_model as recipes,
-)
-from .arguments import Verbs
 
 _REASONS = REASONS | {errno.ENOENT: "name one that is there"}
+_EXTRAS = {  # package -> the extra that brings it; others come with `workflow`
+    **dict.fromkeys(("pydantic", "yaml", "tqdm"), "lab"),
+    **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub"), "hf"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _is_text(word):
             print(f"tapernorm: the argument {word!a} is not UTF-8: rename the file, or give text", file=sys.stderr)
             return 2
-    arguments = _parser().parse_args(words, argparse.Namespace(words=words))
     try:
+        arguments = _parser().parse_args(words, argparse.Namespace(words=words))
         with stoppable(), settings_named(getattr(arguments, "option_names", {})):
             return arguments.verb(arguments) or 0
     except UserError as error:
@@ -53,9 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tapernorm: {error} ({_REASONS[error.errno]})", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("tapernorm"):
+        package = (error.name or "").partition(".")[0]
+        if package in ("tapernorm", "tapernorm_lab"):
             raise
-        print(f"tapernorm: this needs {error.name}: pip install 'tapernorm[workflow]'", file=sys.stderr)
+        extra = _EXTRAS.get(package, "workflow")
+        print(f"tapernorm: this needs {package}: pip install 'tapernorm[{extra}]'", file=sys.stderr)
         return 2
     except Stopped as stop:
         print(f"tapernorm: {stop}", file=sys.stderr)
@@ -72,15 +63,29 @@ def _is_text(word: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of all verbs; it is made of the lab, which only an extra installs all of."""
+    from . import data, models, own_model, report, runs, training
+    from .arguments import Verbs
+
     parser = argparse.ArgumentParser(
         prog="tapernorm",
         description="Gated removal of normalization from pre-norm Transformers (arXiv 2602.10408). "
-        "Each verb is one step of the pipeline; `snakemake` runs them all.",
+        "Each verb is one step of the pipeline; `snakemake` runs them all. `tapernorm VERB --help` lists its options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = Verbs(parser)
-    for stage in (data, training, models, recipes, outcomes, report, robustness, study, oddities, publishing):
-        stage.add(verbs)
+    groups = {
+        "text and tokens": data,
+        "training": training,
+        "trained models": models,
+        "a model of your own": own_model,
+        "rows, tables and figures": report,
+        "whole runs": runs,
+    }
+    for title, module in groups.items():
+        verbs.group(title)
+        module.add(verbs)
     return parser
 
 

@@ -8,13 +8,17 @@ from pathlib import Path
 
 from tapernorm.util.errors import UserError
 
+from ..config import cells
 from ..config.gpt2 import ORIGINAL
 from ..config.jobs import BenchJob, EvaluateJob
 from ..config.load import parse
+from ..config.odd_inputs import RobustnessJob
 from ..config.run import Config
 from ..training.gpu_slots import device_slot
 from .arguments import (
     Verbs,
+    cell_of,
+    config_options,
     device,
     folders,
     from_json,
@@ -34,22 +38,37 @@ _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
-    made = verbs.add(evaluate, "score a finished model on a token stream, or on blocks with the tails of its losses")
-    folders(made, model=f"{_RUN}, or a folder that `tapernorm fold` wrote")
-    text = made.add_mutually_exclusive_group(required=True)
-    text.add_argument("--tokens", type=path, metavar="DIR", help="folder written by `tapernorm tokens`")
-    text.add_argument(
-        "--blocks", nargs="+", metavar="NAME=DIR", help="folders written by `tapernorm blocks`, `hubrows` or `filter`"
+    made = verbs.add(evaluate, "score finished models: on tokens, on blocks with the tails of losses, or on odd inputs")
+    whose = made.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--model", type=path, metavar="DIR", help=f"{_RUN}, or a folder that `tapernorm fold` wrote")
+    whose.add_argument(
+        "--models",
+        nargs="+",
+        metavar="NAME=DIR",
+        help="score these on odd inputs: such a folder of each variant or arm; one is the baseline",
     )
-    made.add_argument("--split", choices=("train", "valid"), help="with --tokens; default: valid")
+    made.add_argument("--tokens", type=path, metavar="DIR", help="token stream that `tapernorm tokens` wrote")
+    made.add_argument("--blocks", nargs="+", metavar="NAME=DIR", help="blocks that `tapernorm tokens` wrote")
+    made.add_argument("--split", choices=("train", "valid"), help="with --model and --tokens; default: valid")
     made.add_argument("--folded", type=path, metavar="DIR", help="with --blocks: its folded form, scored as well")
-    made.add_argument("--tokenizer", type=path, metavar="DIR", help="with --blocks: shows the worst rows as text")
-    made.add_argument("--job", metavar="JSON", help="with --blocks: what is scored, as the workflow gives it")
-    made.add_argument("--batch", type=positive, default=16, metavar="N", help="windows per forward pass")
+    made.add_argument(
+        "--tokenizer", type=path, metavar="DIR", help="with --blocks, --models: shows the worst rows as text"
+    )
+    made.add_argument(
+        "--texts",
+        nargs="*",
+        metavar="NAME=DIR",
+        help="with --models: blocks of one token more than the context, of the config's robustness.texts",
+    )
+    config_options(made, required=False)
+    made.add_argument("--width", type=positive, metavar="D", help="with --models, --config: d_model of the run's own")
+    made.add_argument("--stage", metavar="NAME", help="with --models, --config: stage whose arms the models are")
+    made.add_argument("--seed", type=seed, metavar="S", help="with --models, --config: seed of the models")
+    made.add_argument("--batch", type=positive, default=16, metavar="N", help="rows per forward pass")
     device(made)
     slots(made)
     threads(made)
-    made.add_argument("--out", type=path, metavar="FILE", help="also write the scores there, as JSON")
+    made.add_argument("--out", type=path, metavar="FILE", help="write the scores there, as JSON")
 
     made = verbs.add(fold, "fold a finished run's tapered norms into its linear maps, and score what is left")
     folders(made, model=_RUN)
@@ -72,7 +91,8 @@ def add(verbs: Verbs) -> None:
     made.add_argument("--compile", action="store_true", help="torch.compile the decoding step; CUDA graphs on a GPU")
     device(made)
 
-    made = verbs.add(bench, "time decoding with and without norms", configured=True)
+    made = verbs.add(bench, "time decoding with and without norms")
+    config_options(made)
     kinds = "with a KV cache; the same with DyT and Derf beside it; or one forward of the prompt"
     made.add_argument("name", choices=("decode", "rivals", "last_token"), help=kinds)
     folders(made, model="run folder of a tapered model")
@@ -82,14 +102,68 @@ def add(verbs: Verbs) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    belong = {"tokens": ("split",), "blocks": ("folded", "tokenizer", "job")}
-    absent = "blocks" if arguments.tokens else "tokens"
-    if wrong := [f"--{name}" for name in belong[absent] if getattr(arguments, name) is not None]:
-        raise UserError(f"{', '.join(wrong)}: only with --{absent}")
+    _require_options_of_evaluate(arguments)
+    if arguments.models is not None:
+        _evaluate_odd_inputs(arguments)
+        return
     written = nullcontext() if arguments.out is None else writes(arguments.out, "evaluate")
     with device_slot(arguments.device, arguments.jobs_per_gpu), written:
         report = _evaluate_stream(arguments) if arguments.tokens else _evaluate_blocks(arguments)
     print(json.dumps(report))
+
+
+def _require_options_of_evaluate(arguments: argparse.Namespace) -> None:
+    """Raise UserError unless the options belong together."""
+    if arguments.models is None and (arguments.tokens is None) == (arguments.blocks is None):
+        raise UserError("--model is scored on --tokens or on --blocks: give one of them")
+    belong = {  # what is given -> the options that only it takes
+        "--tokens": ("tokens", "split"),
+        "--blocks": ("blocks", "folded", "tokenizer", "job"),
+        "--models": ("tokens", "tokenizer", "texts", "config", "job", "set", "width", "stage", "seed"),
+    }
+    given = "--models" if arguments.models else "--tokens" if arguments.tokens else "--blocks"
+    for other, names in belong.items():
+        wrong = [
+            f"--{name}" for name in names if name not in belong[given] and getattr(arguments, name) not in (None, [])
+        ]
+        if wrong:
+            raise UserError(f"{', '.join(wrong)}: only with {other}")
+    if arguments.models is not None:
+        for name in ("tokens", "tokenizer", "out"):
+            if getattr(arguments, name) is None:
+                raise UserError(f"--models needs --{name}: name it")
+
+
+def _evaluate_odd_inputs(arguments: argparse.Namespace) -> None:
+    if arguments.stage is None:
+        width, chosen = cell_of(arguments, "width", "seed")
+        job = job_of(arguments, RobustnessJob, lambda config: cells.robustness_job(config, width, chosen))
+    else:
+        if arguments.width is not None:
+            raise UserError("--width is that of the run's own models, and --stage has its own: leave one out")
+        stage, chosen = cell_of(arguments, "stage", "seed")
+        job = job_of(arguments, RobustnessJob, lambda config: cells.stage_robustness_job(config, stage, chosen))
+    models, texts = named_folders(arguments.models, "--models"), named_folders(arguments.texts or [], "--texts")
+    with device_slot(arguments.device, arguments.jobs_per_gpu):
+        from ..experiments.odd_inputs.odd_inputs import score_models
+
+        with writes(arguments.out, "evaluate"):
+            result = score_models(
+                job,
+                models,
+                arguments.tokens,
+                arguments.tokenizer,
+                texts,
+                arguments.out,
+                device=arguments.device,
+                threads=arguments.threads,
+                batch=arguments.batch,
+            )
+    for row in result["scores"]:
+        mean, most = ("not finite" if (x := row["rows"][name]) is None else f"{x:.4f}" for name in ("mean", "max"))
+        beside = row["beside_baseline"]
+        told = "" if beside is None else f", {beside['blown']} rows blown up"
+        print(f"{row['model']}, {row['trial']}, {row['part']}: mean {mean}, worst row {most}{told}")
 
 
 def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | None]:

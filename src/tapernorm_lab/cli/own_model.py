@@ -94,12 +94,14 @@ def taper(arguments: argparse.Namespace) -> int:
     chosen["sites"] = tuple(arguments.sites) if arguments.sites else None
     scored = tuple(named(given, "--score", "TEXT") for given in arguments.score)
     request = Request(data=tuple(arguments.data), scored=scored, **chosen)
-    check(request)  # before torch is imported
+    texts = check(request)  # before torch is imported
     quiet()
+    from ..own_model.resolve import resolve
+
     if arguments.dry_run:
         from ..own_model.dry_run import outline
 
-        print(outline(request))
+        print(outline(resolve(request, texts)))
         return 0
     from tapernorm.checkpoints.model_card import worse_than_guessing
 
@@ -108,7 +110,7 @@ def taper(arguments: argparse.Namespace) -> int:
     from ..training.gpu_slots import device_slot
 
     with device_slot(arguments.device, 1):
-        outcome = taper_model(request)
+        outcome = taper_model(resolve(request, texts))
     seen = seen_in_training(arguments.out)
     for corpus, forms in outcome.scores.items():
         before, after = (_shown(forms[form]) for form in ("before", "after"))
@@ -145,7 +147,7 @@ def export(arguments: argparse.Namespace) -> None:
     dtype = getattr(torch, arguments.dtype)
     if arguments.form == "stock":
         refuse_dtype(dtype)
-    from ..own_model.taper_own_model import export_run
+    from ..own_model.export_run import export_run
 
     export_run(arguments.model, arguments.out, form=arguments.form, dtype=dtype)
     print(f"exported to {arguments.out}")

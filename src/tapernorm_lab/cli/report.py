@@ -1,186 +1,195 @@
-"""Verbs that gather results and show them: rows, table, settings, figure, claims, plan, schema."""
+"""Verbs that gather results and show them: rows, table, figure."""
 
 import argparse
-import os
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tapernorm.util.errors import UserError
 
-from ..config.jobs import ClaimsJob, ReportJob, SettingsJob
-from ..config.load import json_schema
-from ..config.run import Config
-from ..report.sources import (
-    FIGURES,
-    SETTINGS,
-    SOURCES,
-    TABLES,
-)
-from .arguments import (
-    Verbs,
-    figure_files,
-    folders,
-    job_of,
-    path,
-    positive,
-    positive_real,
-    real,
-    run_name,
-    table_files,
-    writes,
-)
+from ..report.products import CLAIMS, Job, Product, figure_named, table_named
+from ..report.sources import FIGURES, SETTINGS, SOURCES, TABLES
+from .arguments import Verbs, config_options, folders, job_of, path, run_name, writes
+from .rows import add_rows
+from .runs import drawn_anew
+
+if TYPE_CHECKING:
+    from ..report.catalogue import Drawing, Rows
+    from ..report.table import Table
+
+TAPERS = "tapers"  # of one's own: all tables, or all figures, of rows that no config describes
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
-    made = verbs.add(rows, "gather finished runs into tidy CSV files")
-    made.add_argument("results", nargs="+", type=path, metavar="RESULT", help="result.json files, evaluations")
-    made.add_argument("--gpt2", action="store_true", help="the results are those of the GPT-2 track")
-    made.add_argument("--provenance", action="store_true", help="write instead which runs these are: provenance.csv")
-    made.add_argument("--run", type=run_name, required=True, help="name of the run")
-    folders(made, out="folder for results.csv and curves.csv")
+    add_rows(verbs)
 
-    made = verbs.add(table, "write a table as CSV, Markdown and LaTeX", configured=True)
-    made.add_argument("name", choices=tuple(TABLES))
-    _sources(made)
-    folders(made, out="folder for the table")
-
-    made = verbs.add(settings, "write Table 4 or 5 from a config, its assumptions marked", configured=True)
-    made.add_argument("name", choices=tuple(SETTINGS))
-    folders(made, out="folder for the table")
-
-    made = verbs.add(figure, "draw a figure as PDF and PNG, with the CSV that it draws", configured=True)
-    made.add_argument("name", choices=tuple(FIGURES))
-    _sources(made)
-    folders(made, out="folder for the figure")
-
-    made = verbs.add(claims, "judge every claim of the paper by what a run measured", configured=True)
-    folders(made, rows="folder written by `tapernorm rows`")
-    made.add_argument("--gpt2-rows", type=path, metavar="DIR", help="folder written by `tapernorm rows --gpt2`")
-    made.add_argument("--bench", type=path, metavar="FILE", help="written by `tapernorm bench decode`")
-    made.add_argument("--last-token", type=path, metavar="FILE", help="written by `tapernorm bench last_token`")
-    folders(made, out="folder for claims.csv, .md and .html")
-
-    made = verbs.add(plan, "say what a whole run costs: jobs, tokens, FLOPs, disk and hours; instant")
-    made.add_argument("--config", required=True, metavar="FILE", help="config of a run, such as config/paper.yaml")
-    made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
+    made = verbs.add(table, "make a table as CSV, Markdown and LaTeX, from rows")
     made.add_argument(
-        "--gpus",
-        type=positive,
-        metavar="N",
-        help="that the run may use; default: 1, or for device auto those found here",
+        "name",
+        metavar="NAME",
+        help=f"{', '.join([*TABLES, *SETTINGS, CLAIMS])}, table_STAGE, table_STAGE_oddities, table_S3, table_S3x or "
+        f"table_S3_STAGE; {TAPERS}: the tables of tapers of one's own",
     )
-    made.add_argument("--cores", type=positive, default=2, metavar="N", help="CPU cores, for a run without GPUs")
-    made.add_argument("--step-s", type=real, metavar="S", help="measured overhead of one forward and backward pass")
-    made.add_argument("--flops-per-s", type=positive_real, metavar="F", help="measured speed of one eager job")
-    made.add_argument("--rows", type=path, metavar="DIR", help="written by `tapernorm rows`: speeds of finished runs")
+    config_options(made, required=False)
+    _results(made)
+    folders(made, out="folder for the table")
 
-    made = verbs.add(schema, "write the JSON schema that every config is validated against")
-    made.add_argument("--out", type=path, required=True, metavar="FILE")
+    made = verbs.add(figure, "draw a figure as PDF and PNG, with the CSV that it draws, from rows")
+    made.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help=f"{', '.join(FIGURES)}, figure_STAGE or figure_S3; {TAPERS}: the figures of tapers of one's own",
+    )
+    config_options(made, required=False)
+    _results(made, ". With --published: folder of all runs' results; default: results")
+    made.add_argument("--out", metavar="DIR", type=path, help="folder for the figure")
+    made.add_argument(
+        "--published",
+        metavar="RUN",
+        type=run_name,
+        help="in place of NAME: make all figures and tables of a published run anew, where they are",
+    )
+    made.add_argument("--figures", type=path, metavar="DIR", help="with --published: folder of all runs' figures")
 
 
-def _sources(made: argparse.ArgumentParser) -> None:
-    source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--rows", type=path, metavar="DIR", help="folder written by `tapernorm rows`: training")
-    source.add_argument("--bench", type=path, metavar="FILE", help="written by `tapernorm bench`: decoding")
-
-
-def rows(arguments: argparse.Namespace) -> None:
-    from ..report import html, table
-    from ..report import provenance as origin
-    from ..report.frames import gpt2 as gpt2_rows
-    from ..report.frames import pretraining as rows
-
-    if arguments.provenance:
-        with writes(arguments.out, "rows", "provenance.csv", "provenance.html"):
-            made = origin.provenance_table(origin.collect(arguments.results), run=arguments.run)
-            table.write_csv(made, arguments.out)
-            html.write(made, arguments.out)
-        return
-    source = "gpt2" if arguments.gpt2 else "training"
-    with writes(arguments.out, "rows", *(f"{frame}.csv" for frame in SOURCES[source].frames)):
-        if arguments.gpt2:
-            finetunes = [file for file in arguments.results if file.name == "result.json"]
-            evaluations = [file for file in arguments.results if file.name != "result.json"]
-            gpt2_rows.write(gpt2_rows.collect(evaluations, finetunes, run=arguments.run), arguments.out)
-        else:
-            rows.write(*rows.collect(arguments.results, run=arguments.run), arguments.out)
+def _results(made: argparse.ArgumentParser, more: str = "") -> None:
+    made.add_argument(
+        "--results", type=path, metavar="DIR", help=f"results of the run, with its rows; default: results/RUN{more}"
+    )
 
 
 def table(arguments: argparse.Namespace) -> None:
-    from ..report import catalogue, html, table
+    from tapernorm.util.atomic_files import write_text
 
-    job = job_of(arguments, ReportJob, Config.report_job)
-    with writes(arguments.out, "table", *table_files(arguments.name)):
-        made = catalogue.make_table(arguments.name, _found(arguments, TABLES[arguments.name], job.run), job)
-        table.write(made, arguments.out)
-        html.write(made, arguments.out)
+    from ..report import html
+    from ..report import table as writer
 
-
-def settings(arguments: argparse.Namespace) -> None:
-    from ..report import catalogue, html, table
-
-    job = job_of(arguments, SettingsJob, Config.settings_job)
-    with writes(arguments.out, "table", *table_files(arguments.name)):
-        made = catalogue.make_settings(arguments.name, job)
-        table.write(made, arguments.out)
-        html.write(made, arguments.out)
+    for made in _tables(arguments):
+        kinds = ("csv", "md", "html") if made.name == CLAIMS else ("csv", "md", "tex", "html")
+        with writes(arguments.out, "table", *(f"{made.name}.{kind}" for kind in kinds)):
+            if made.name == CLAIMS:
+                writer.write_csv(made, arguments.out)
+                write_text(arguments.out / f"{CLAIMS}.md", writer.markdown(made))
+            else:
+                writer.write(made, arguments.out)
+            html.write(made, arguments.out)
 
 
 def figure(arguments: argparse.Namespace) -> None:
+    if arguments.published is not None:
+        given = {"NAME": arguments.name, "--config": arguments.config, "--job": arguments.job, "--out": arguments.out}
+        if wrong := [
+            option for option, value in (given | {"--set": arguments.set or None}).items() if value is not None
+        ]:
+            raise UserError(f"--published makes all figures and tables of a run, where they are: leave {wrong[0]} out")
+        drawn_anew(arguments.published, arguments.results or Path("results"), arguments.figures or Path("figures"))
+        return
+    if arguments.name is None or arguments.out is None:
+        raise UserError("name a figure and its folder with --out, or give --published RUN")
+    if arguments.figures is not None:
+        raise UserError("--figures: only with --published")
+    from ..report.figures import figure1_2_curves as writer
+
+    for name, (drawing, frame) in _drawings(arguments).items():
+        with writes(arguments.out, "figure", *(f"{name}.{kind}" for kind in ("pdf", "png", "csv"))):
+            writer.save(drawing, frame, arguments.out / name)
+
+
+def _tables(arguments: argparse.Namespace) -> "list[Table]":
     from ..report import catalogue
-    from ..report.figures import figure1_2_curves as figures
 
-    job = job_of(arguments, ReportJob, Config.report_job)
-    with writes(arguments.out, "figure", *figure_files(arguments.name)):
-        drawing, frame = catalogue.make_figure(arguments.name, _found(arguments, FIGURES[arguments.name], job.run), job)
-        figures.save(drawing, frame, arguments.out / arguments.name)
+    if arguments.name == TAPERS:
+        found = _rows_of_tapers(arguments)
+        entries = [entry for entry in catalogue.own_entries(found.own.runs) if not entry.is_figure]
+        return [made for entry in entries for made in _list(entry.make(found))]
+    name, job, found = arguments.name, *_job_and_rows(arguments, table_named(arguments.name))
+    if name in TABLES:
+        return [catalogue.make_table(name, found.of(TABLES[name]), job)]
+    if name in SETTINGS:
+        return [catalogue.make_settings(name, job)]
+    if name == CLAIMS:
+        return [catalogue.make_claims(job, _measured(found))]
+    return _tables_of_study(name, job, found)
 
 
-def _found(arguments: argparse.Namespace, source: str, run: str) -> Any:
-    """What a table or figure is made from, read where --rows or --bench says."""
+def _tables_of_study(name: str, job: Any, found: "Rows") -> "list[Table]":
+    from ..report.frames import decoding, inference_graph, odd_inputs, study_stages
+    from ..report.tables import inference_graph as graph_table
+    from ..report.tables import odd_inputs as odd_tables
+    from ..report.tables import study_stages as stage_tables
+
+    needs = [found.results / file for file in table_named(name).needs]
+    if name.startswith("table_S3"):
+        rows = odd_inputs.read(needs[0].parent, run=job.run, name=job.name)
+        odd_inputs.require(rows, job)
+        return [made for made in odd_tables.tables(rows, job) if made.name == name]
+    if name.endswith("_oddities"):
+        bench = decoding.read(needs[1], kind=decoding.RIVALS) if needs[1].is_file() else None
+        return [graph_table.oddities_table(inference_graph.read(needs[0], job), bench, job)]
+    return [stage_tables.stage_table(study_stages.read(needs[0], job), job)]
+
+
+def _drawings(arguments: argparse.Namespace) -> "Mapping[str, Drawing]":
     from ..report import catalogue
+    from ..report.figures import odd_inputs as odd_figure
+    from ..report.frames import odd_inputs, study_stages
 
-    option = SOURCES[source].option
-    given = getattr(arguments, option)
-    if given is None:
-        raise UserError(f"{arguments.name} is made from --{option}: name it")
-    return catalogue.read(source, given, run=run)
-
-
-def claims(arguments: argparse.Namespace) -> None:
-    from tapernorm.util.atomic_files import write_text
-
-    from ..report import catalogue, html, table
-
-    job = job_of(arguments, ClaimsJob, Config.claims_job)
-    places = {"training": arguments.rows, "gpt2": arguments.gpt2_rows}
-    places |= {"decode": arguments.bench, "last_token": arguments.last_token}
-    with writes(arguments.out, "claims", "claims.csv", "claims.md", "claims.html"):
-        found = {source: catalogue.read(source, place, run=job.run) for source, place in places.items() if place}
-        made = catalogue.make_claims(job, found)
-        table.write_csv(made, arguments.out)
-        write_text(arguments.out / "claims.md", table.markdown(made))
-        html.write(made, arguments.out)
+    if arguments.name == TAPERS:
+        found = _rows_of_tapers(arguments)
+        entries = [entry for entry in catalogue.own_entries(found.own.runs) if entry.is_figure]
+        return {entry.names[0]: _pair(entry.make(found)) for entry in entries}
+    product = figure_named(arguments.name)
+    name, job, found = arguments.name, *_job_and_rows(arguments, product)
+    if name in FIGURES:
+        return {name: catalogue.make_figure(name, found.of(FIGURES[name]), job)}
+    place = found.results / product.needs[0]
+    if name == "figure_S3":
+        rows = odd_inputs.read(place.parent, run=job.run, name=job.name)
+        odd_inputs.require(rows, job)
+        return {name: odd_figure.figure_s3(rows, run=job.run, caption=job.caption)}
+    return {name: catalogue.make_stage_figure(study_stages.read(place, job), job)}
 
 
-def plan(arguments: argparse.Namespace) -> None:
-    from ..config.device_speeds import EAGER, measured_speeds
-    from ..config.load import load_config
-    from ..config.plan_text import plan_text
-    from ..config.run_cost import plan_of
-    from ..training.gpu_slots import visible_devices
+def _job_and_rows(arguments: argparse.Namespace, product: Product) -> "tuple[Any, Rows]":
+    """The job of a table or figure, and the rows of its run."""
+    from ..report.catalogue import Rows
 
-    config = load_config(arguments.config, arguments.set)
-    speeds = EAGER.given(step_s=arguments.step_s, flops_per_s=arguments.flops_per_s)
-    measured = measured_speeds(arguments.rows / "results.csv") if arguments.rows else {}
-    here = len(visible_devices(os.environ)) if config.hardware.device == "auto" else 1
-    gpus = here if arguments.gpus is None else arguments.gpus
-    made = plan_of(config, gpus=gpus, speeds=speeds, measured=measured)
-    print(plan_text(config, made, cores=arguments.cores))
+    job: Job = job_of(arguments, product.kind, product.cut)
+    product.require_job(job, arguments.name)
+    return job, Rows(arguments.results or Path("results", job.run), job.run)
 
 
-def schema(arguments: argparse.Namespace) -> None:
-    from tapernorm.util.atomic_files import write_text
+def _rows_of_tapers(arguments: argparse.Namespace) -> "Rows":
+    from ..report.catalogue import Rows
 
-    with writes(arguments.out, "schema"):
-        write_text(arguments.out, json_schema())
+    if arguments.config is not None or arguments.job is not None:
+        raise UserError(f"{TAPERS}: no config describes tapers of one's own: leave --config and --job out")
+    if arguments.results is None:
+        raise UserError(
+            f"{TAPERS} are made from --results: name the folder whose rows/ `tapernorm rows {TAPERS}` wrote"
+        )
+    return Rows(arguments.results, "")
+
+
+def _measured(found: "Rows") -> dict[str, Any]:
+    """The rows of each source that the run has; those of its training it must have."""
+    from ..report.read_json import stored
+
+    there = [
+        source
+        for source, of in SOURCES.items()
+        if source == "training" or all(stored(found.results / file).is_file() for file in of.files)
+    ]
+    return {source: found.of(source) for source in there}
+
+
+def _list(made: "list[Table] | Drawing") -> "list[Table]":
+    assert isinstance(made, list)
+    return made
+
+
+def _pair(made: "list[Table] | Drawing") -> "Drawing":
+    assert isinstance(made, tuple)
+    return made

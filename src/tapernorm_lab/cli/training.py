@@ -1,24 +1,29 @@
-"""Verbs that train: pretrain, arm, base, finetune."""
+"""Verbs that train: pretrain, finetune."""
 
 import argparse
 from collections.abc import Callable
 from typing import Any
 
+from tapernorm.util.errors import UserError
+
 from ..config import cells
 from ..config.gpt2 import METHODS
 from ..config.jobs import BaseJob, FinetuneJob, PretrainJob
+from ..config.run import Config
 from ..config.sections import VARIANTS, HardwareConfig
 from ..config.study import ArmJob
 from ..training.gpu_slots import device_slot
 from .arguments import (
     Verbs,
     cell_of,
+    config_options,
     folders,
     hardware_of,
     job_of,
     output,
     path,
     positive,
+    require_inputs,
     seed,
     training,
 )
@@ -26,64 +31,69 @@ from .arguments import (
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
-    made = verbs.add(pretrain, "train one model of the run, or resume it, and score it at g = 0", configured=True)
-    made.add_argument("--variant", choices=VARIANTS, help="with --config: which variant")
-    made.add_argument("--width", type=positive, metavar="D", help="with --config: which d_model")
-    made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
-    folders(made, tokens="folder written by `tapernorm tokens`")
-    output(made, "run folder: metrics, weights, result.json")
-    training(made)
-
-    made = verbs.add(arm, "train one model of a study's arm, or resume it, and score it at g = 0", configured=True)
+    made = verbs.add(pretrain, "train one model of the run, of a study's arm, or a GPT-2 to start from, or resume it")
+    config_options(made)
+    made.add_argument("--variant", choices=VARIANTS, help="with --config: which variant of the run's own models")
+    made.add_argument("--width", type=positive, metavar="D", help="with --config: its d_model")
     made.add_argument("--stage", metavar="NAME", help="with --config: which stage of the study")
     made.add_argument("--arm", metavar="NAME", help="with --config: which arm of the stage")
-    made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
-    folders(made, tokens="folder written by `tapernorm tokens`")
+    made.add_argument("--size", metavar="NAME", help="with --config: which GPT-2, trained here or published")
+    made.add_argument("--seed", type=seed, metavar="S", help="with --config: seed of the model, a GPT-2 apart")
+    made.add_argument("--tokens", type=path, metavar="DIR", help="token stream that `tapernorm tokens` wrote")
+    made.add_argument(
+        "--blocks", type=path, metavar="DIR", help="for a GPT-2 that is trained: blocks that `tapernorm tokens` wrote"
+    )
     output(made, "run folder: metrics, weights, result.json")
     training(made)
 
-    made = verbs.add(base, "bring the GPT-2 that fine-tunes start from, or pre-train it", configured=True)
-    made.add_argument("--size", metavar="NAME", help="with --config: which size")
-    made.add_argument(
-        "--blocks", type=path, metavar="DIR", help="folder written by `tapernorm blocks`, for a model made here"
-    )
-    output(made, "run folder: weights, result.json")
-    training(made)
-
-    made = verbs.add(finetune, "fine-tune a GPT-2 by one method, or resume it, and score it", configured=True)
+    made = verbs.add(finetune, "fine-tune a GPT-2 by one method, or resume it, and score it")
+    config_options(made)
     made.add_argument("--method", choices=METHODS, help="with --config: which method")
     made.add_argument("--size", metavar="NAME", help="with --config: which size")
     made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
-    folders(made, base="folder written by `tapernorm base`", blocks="folder written by `tapernorm blocks`")
+    folders(made, base="folder written by `tapernorm pretrain`", blocks="blocks that `tapernorm tokens` wrote")
     output(made, "run folder: metrics, weights, result.json")
     training(made)
 
 
+_CHOICES = {  # what a config's models are chosen by -> all options that such a choice takes
+    "size": ("size",),
+    "stage": ("stage", "arm", "seed"),
+    "arm": ("stage", "arm", "seed"),
+    "variant": ("variant", "width", "seed"),
+}
+
+
 def pretrain(arguments: argparse.Namespace) -> None:
-    cell = cell_of(arguments, "variant", "width", "seed")
-    job = job_of(arguments, PretrainJob, lambda config: cells.pretrain_job(config, *cell))
+    chosen = next((name for name in _CHOICES if getattr(arguments, name) is not None), "variant")
+    others = [name for name in ("variant", "width", "stage", "arm", "size", "seed") if name not in _CHOICES[chosen]]
+    if wrong := [f"--{name}" for name in others if getattr(arguments, name) is not None]:
+        raise UserError(f"--{chosen} and {', '.join(wrong)} choose models of different kinds: leave one out")
+    cell = cell_of(arguments, *_CHOICES[chosen])
+
+    def cut(config: Config) -> PretrainJob | ArmJob | BaseJob:
+        if chosen == "size":
+            return config.base_job(*cell)
+        return cells.pretrain_job(config, *cell) if chosen == "variant" else cells.arm_job(config, *cell)
+
+    job = job_of(arguments, PretrainJob, cut, ArmJob, BaseJob)
     hardware = hardware_of(arguments)
+    given = {"tokens": arguments.tokens, "blocks": arguments.blocks}
+    if isinstance(job, BaseJob):
+        require_inputs(f"GPT-2 {job.size}", given, ("blocks",) if job.fresh else ())
+        _base(job, hardware, arguments)
+        return
+    require_inputs("a model that is pre-trained", given, ("tokens",))
 
     def work() -> dict[str, Any]:
+        places = (arguments.tokens, arguments.out, hardware)
+        if isinstance(job, ArmJob):
+            from ..experiments.study_arm import run_arm
+
+            return run_arm(job, *places, overwrite=arguments.overwrite)
         from ..experiments.pretrain import pretrain
 
-        return pretrain(job, arguments.tokens, arguments.out, hardware, overwrite=arguments.overwrite)
-
-    result = _on_devices(arguments, hardware, work, whole=_whole_gpus(hardware))
-    if result is not None:
-        print(_score(result))
-
-
-def arm(arguments: argparse.Namespace) -> None:
-    stage, name, chosen = cell_of(arguments, "stage", "arm", "seed")
-
-    job = job_of(arguments, ArmJob, lambda config: cells.arm_job(config, stage, name, chosen))
-    hardware = hardware_of(arguments)
-
-    def work() -> dict[str, Any]:
-        from ..experiments.study_arm import run_arm
-
-        return run_arm(job, arguments.tokens, arguments.out, hardware, overwrite=arguments.overwrite)
+        return pretrain(job, *places, overwrite=arguments.overwrite)
 
     result = _on_devices(arguments, hardware, work, whole=_whole_gpus(hardware))
     if result is not None:
@@ -91,10 +101,7 @@ def arm(arguments: argparse.Namespace) -> None:
         print(f"diverged at step {told['step']}: {told['what']} is not finite" if told else _score(result))
 
 
-def base(arguments: argparse.Namespace) -> None:
-    (size,) = cell_of(arguments, "size")
-    job = job_of(arguments, BaseJob, lambda config: config.base_job(size))
-    hardware = hardware_of(arguments)
+def _base(job: BaseJob, hardware: HardwareConfig, arguments: argparse.Namespace) -> None:
     if not job.fresh:  # brought here, not trained
         hardware = hardware.model_copy(update={"device": "cpu", "devices_per_job": 1})
 
@@ -151,9 +158,9 @@ def _on_devices(
 
         device = pick_device(hardware.device)
         if hardware.devices_per_job > 1:
-            from ..training.launch_ranks import start_ranks
+            from ..training.ranks import start_ranks
 
-            if start_ranks(hardware.devices_per_job, arguments.words):
+            if start_ranks(hardware.devices_per_job, arguments.words, program=f"{__package__}.main"):
                 return None
         with joined(hardware.devices_per_job, device):
             result = work()

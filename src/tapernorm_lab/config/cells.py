@@ -20,7 +20,7 @@ def pretrain_job(config: Config, variant: Variant, d_model: int, seed: int) -> P
 
 
 def arm_job(config: Config, stage: str, arm: str, seed: int) -> ArmJob:
-    """The job of `tapernorm arm --stage --arm --seed`."""
+    """The job of `tapernorm pretrain --stage --arm --seed`."""
     chosen = config.stage(stage)
     found = chosen.arm(arm)
     _require_seed(seed, chosen.seeds, f"stage {stage}")
@@ -37,7 +37,7 @@ def finetune_job(config: Config, method: Method, size: str, seed: int) -> Finetu
 
 
 def robustness_job(config: Config, d_model: int, seed: int) -> RobustnessJob:
-    """The job of `tapernorm robustness --width --seed`."""
+    """The job of `tapernorm evaluate --models --width --seed`."""
     config.width(d_model)
     if config.robustness is not None:
         _require("width", d_model, dict(config.robustness_cells()), "what is tried on odd inputs: a Baseline is needed")
@@ -46,7 +46,7 @@ def robustness_job(config: Config, d_model: int, seed: int) -> RobustnessJob:
 
 
 def stage_robustness_job(config: Config, stage: str, seed: int) -> RobustnessJob:
-    """The job of `tapernorm robustness --stage --seed`."""
+    """The job of `tapernorm evaluate --models --stage --seed`."""
     _require_seed(seed, config.stage(stage).seeds, f"stage {stage}")
     return config.stage_robustness_job(stage, seed)
 

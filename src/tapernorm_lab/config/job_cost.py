@@ -38,7 +38,7 @@ PUBLISHED_GPT2 = {  # hub name -> (d_model, n_layer)
     "gpt2-large": (1280, 36),
     "gpt2-xl": (1600, 48),
 }
-_GPT2_VOCABULARY, _GPT2_POSITIONS = 50257, 1024
+GPT2_VOCABULARY, _GPT2_POSITIONS = 50257, 1024
 
 _SPARE = 1.5  # of a job's time limit, over the estimate
 _START_MIN = 20  # imports, compilation and the final evaluation
@@ -117,7 +117,7 @@ class Load:
         final: bool,
     ) -> Self:
         width, layers = _gpt2_shape(base.source, None if base.fresh is None else base.fresh.shape)
-        vocabulary = vocab_size or _GPT2_VOCABULARY
+        vocabulary = vocab_size or GPT2_VOCABULARY
         positions = _GPT2_POSITIONS if base.fresh is None else base.context
         matrix = 12 * layers * width**2 + vocabulary * width
         vectors = layers * (13 + tapered) + 2 + final  # per block: biases 9, two norms 4

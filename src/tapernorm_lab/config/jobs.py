@@ -159,11 +159,9 @@ class BaseJob(Strict):
         return self
 
 
-class FinetuneJob(Strict):
-    """What defines the numbers of one fine-tune, base model and blocks apart."""
+class TuningJob(Strict):
+    """What defines every training that starts from a model: its rows, its optimizer, and where a gate falls."""
 
-    method: Method
-    size: Name
     seed: Seed
     context: AtLeastTwo
     steps: AtLeastTwo
@@ -173,25 +171,25 @@ class FinetuneJob(Strict):
     decay_steps: PositiveInt
     batch: PositiveInt  # blocks per optimizer step
     train: FinetuneConfig
-    aux_weight: Annotated[float, Field(ge=0)]  # lambda of the method's own loss; 0 for vanilla
+    aux_weight: Annotated[float, Field(ge=0)]  # lambda of the loss beside the cross-entropy; 0 without one
     taper: TaperWindow | None
-    fakeln: FakeStages | None
     micro_batch: PositiveInt | None  # blocks per forward pass where it defines the numbers: FakeLN, levels
+
+
+class FinetuneJob(TuningJob):
+    """What defines the numbers of one fine-tune of a GPT-2, base model and blocks apart."""
+
+    method: Method
+    size: Name
+    fakeln: FakeStages | None
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
-        needed = {"fakeln": self.method == "fakeln", "taper": self.method in ("internal_aux", "all_aux")}
-        for name, expected in needed.items():
+        fake, tapered = self.method == "fakeln", self.method in ("internal_aux", "all_aux")
+        for name, expected in {"fakeln": fake, "taper": tapered, "micro_batch": fake}.items():
             if (getattr(self, name) is not None) != expected:
                 raise ValueError(f"method {self.method!r} and {name}={getattr(self, name)} do not go together")
-        if (self.micro_batch is not None) != self.micro_batch_counts:
-            raise ValueError(f"method {self.method!r} and micro_batch={self.micro_batch} do not go together")
         return self
-
-    @property
-    def micro_batch_counts(self) -> bool:
-        """Whether a loss takes something from each micro-batch, whose size then defines the numbers."""
-        return self.method == "fakeln"
 
     def require_whole_micro_batches(self, devices: int) -> None:
         """Raise UserError where `devices`, which define no number, would cut micro-batches, which define FakeLN's."""
@@ -200,17 +198,6 @@ class FinetuneJob(Strict):
                 f"FakeLN's micro-batches of {self.micro_batch} blocks do not fit into {devices} equal shares of "
                 f"{self.batch}: its auxiliary loss is each micro-batch's own; take fewer (devices_per_job of the size)"
             )
-
-
-class OwnJob(FinetuneJob):
-    """A fine-tune of the recipe that asks for more than the paper has."""
-
-    sites: tuple[str, ...] | None  # patterns of the internal norms that go; null: all
-    level_weight: Annotated[float, Field(ge=0)]  # of the loss that levels the scales at every tapered norm
-
-    @property
-    def micro_batch_counts(self) -> bool:
-        return self.level_weight > 0  # to the mean of its log scales, until c is calibrated
 
 
 class ModelUnderTest(Strict):

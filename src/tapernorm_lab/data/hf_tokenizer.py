@@ -1,8 +1,11 @@
-"""The tokenizer that belongs to a model of transformers, as a `Coder`: any that comes as one tokenizer.json.
+"""Tokenizers that come as one tokenizer.json, each a `Coder`: a model's own, and GPT-2's byte-level BPE as published.
 
-A document is what the tokenizer itself makes of a text, its own beginning-of-text id included; the literal text of a
-special token is text. Documents end with the end-of-text id, or with the beginning-of-text id of a tokenizer that has
-no other.
+Of a model's own, a document is what the tokenizer makes of a text, its beginning-of-text id included; the literal text
+of a special token is text. Documents end with the end-of-text id, or with the beginning-of-text id of a tokenizer that
+has no other.
+
+GPT-2's has 50,257 ids, the last of them the end of a document. As published, it turns the literal text `<|endoftext|>`
+into that id. Here it is text like any other, so that no document can end another.
 """
 
 import json
@@ -23,17 +26,43 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 from tapernorm.util.provenance import provenance
 
-from .manifest import SCHEMA_VERSION, read_manifest
-from .tokenizers import HUB, backend_of
+from ..config.jobs import BpeJob
+from .manifest import GPT2_BPE, HUB, SCHEMA_VERSION, read_manifest
+from .sentencepiece import EOD
 
 _FILE = "tokenizer.json"
 _OPENED = "as_loaded.json"  # what transformers makes of the files: the ids of a run are its
 _MARKS = "special_tokens_map.json"
 _PROBE = "Hello world"
+GPT2_VOCAB_SIZE = 50_257
+_GPT2_IDS = [15496, 995]  # of the probe
+_ODD = " \t\r\n\n  \x00\x85\u2028naïve 中 👩‍👩‍👧 e\u0301 \u2581" + EOD + " don't"
+
+
+def backend_of(path: Path, manifest: Mapping[str, Any], remedy: str) -> Any:
+    """The `tokenizers.Tokenizer` in a file: it encodes all of a text, and the literal text of a special token as text.
+
+    Truncation and padding that the file was saved with are switched off.
+
+    Raises:
+        UserError: the file is not the one that the manifest describes, or no tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    if not path.is_file() or sha256_of(path) != manifest["sha256"]:
+        raise UserError(f"{path} is missing or is not what its manifest describes; {remedy}")
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # `tokenizers` raises no other type
+        raise UserError(f"{path} is no tokenizer ({error}); {remedy}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
 
 
 class HubTokenizer:
-    """The tokenizer that `save_hub_tokenizer` wrote into a folder; the interface of `coders.Coder`.
+    """The tokenizer that `save_hub_tokenizer` wrote into a folder; the interface of `tokenizers.Coder`.
 
     Raises:
         UserError: the folder holds no such tokenizer, or not the one that its manifest describes.
@@ -191,3 +220,95 @@ def _has_own(source: Path) -> bool:
 def _settings(source: Path) -> dict[str, Any]:
     path = source / "tokenizer_config.json"
     return read_json(path) if path.is_file() else {}
+
+
+class BpeTokenizer:
+    """The tokenizer that `save_bpe` wrote into a folder; the interface of `tokenizers.Coder`.
+
+    Raises:
+        UserError: the folder holds no such tokenizer, or not the one that its manifest describes.
+    """
+
+    manifest: dict[str, Any]
+    vocab_size: int
+    eod: int
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest = read_manifest(folder, "tokenizer")
+        self._tokenizer = backend_of(folder / _FILE, self.manifest, "run `tapernorm tokenizer` again")
+        self.vocab_size = self._tokenizer.get_vocab_size()
+        self.eod = self.manifest["eod"]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text, without an end-of-document id."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that `ids` stand for; ids that end inside a character give U+FFFD there.
+
+        Raises:
+            IndexError: an id is outside the vocabulary.
+        """
+        ids = list(ids)
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise IndexError(f"ids run from {min(ids)} to {max(ids)} and the vocabulary to {self.vocab_size - 1}")
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
+    """Write the published tokenizer that `job` names, a hub name or a folder, into `out`; returns its manifest.
+
+    Its files load in `transformers` too. They are always loaded by name or folder: given the names of its two original
+    files instead, `transformers` makes a tokenizer without a vocabulary and says nothing.
+
+    Raises:
+        UserError: it cannot be loaded, or it is not GPT-2's. Nothing half-written is left.
+    """
+    from transformers import GPT2Tokenizer
+
+    try:
+        loaded = GPT2Tokenizer.from_pretrained(job.source)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot load the tokenizer {job.source!r} ({error}). Without a network, copy its folder (vocab.json and "
+            "merges.txt, or tokenizer.json) from a machine that has one, and name that folder in gpt2.bpe"
+        ) from error
+    if len(loaded) != GPT2_VOCAB_SIZE:
+        raise UserError(
+            f"the tokenizer {job.source!r} has {len(loaded)} entries and GPT-2's {GPT2_VOCAB_SIZE}: it is another one, "
+            "or its folder lacks vocab.json or merges.txt"
+        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        loaded.save_pretrained(folder)
+        files = sorted(path.name for path in folder.iterdir() if path.is_file())
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "tokenizer",
+            "vocab_size": GPT2_VOCAB_SIZE,
+            "model_type": GPT2_BPE,
+            "eod": loaded.convert_tokens_to_ids(EOD),
+            "source": job.source,
+            "sha256": sha256_of(folder / _FILE),
+            "files": {file: sha256_of(folder / file) for file in files},
+            "provenance": provenance(config_hash=digest(job)),
+        }
+        write_json(folder / "manifest.json", manifest)
+        _require_gpt2(BpeTokenizer(folder), job.source)
+        for file in [*files, "manifest.json"]:
+            with whole_file(out / file) as copy:
+                copy.write_bytes((folder / file).read_bytes())
+    return manifest
+
+
+def _require_gpt2(coder: BpeTokenizer, source: str) -> None:
+    ids, odd = coder.encode(_PROBE), coder.encode(_ODD)
+    if coder.eod != GPT2_VOCAB_SIZE - 1 or ids != _GPT2_IDS or coder.decode(odd) != _ODD or coder.eod in odd:
+        raise UserError(
+            f"the tokenizer {source!r} is not GPT-2's: {_PROBE!r} gives {ids} for {_GPT2_IDS}, {EOD} has id "
+            f"{coder.eod} for {GPT2_VOCAB_SIZE - 1}, and {_ODD!r} comes back as {coder.decode(odd)!r}"
+        )

@@ -1,5 +1,6 @@
-"""The manifest that lies beside every corpus, tokenizer, token stream and set of blocks, and says what it is."""
+"""The manifest that lies beside every corpus, tokenizer, token stream and set of blocks: what it is, and of what."""
 
+import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,6 +8,8 @@ from tapernorm.util.atomic_files import read_json
 from tapernorm.util.errors import UserError
 
 SCHEMA_VERSION = 1
+GPT2_BPE, HUB = "gpt2_bpe", "hub"  # a tokenizer's model_type; any other is SentencePiece's
+_FEW = 3  # files that are named
 _TYPES = {  # of what a manifest may hold
     "splits": dict,
     "details": dict,
@@ -44,7 +47,7 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
             lacks raises UserError when it is looked up.
     """
     path = folder / "manifest.json"
-    remedy = f"make it with `tapernorm {kind} --out {folder} …`"
+    remedy = f"make it with `tapernorm {'tokens' if kind == 'blocks' else kind} --out {folder} …`"
     try:
         manifest = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -65,3 +68,39 @@ def _require_types(manifest: dict[str, Any], path: Path) -> None:
         faults = [f"splits.{key}" for key, entry in manifest.get("splits", {}).items() if not isinstance(entry, dict)]
     if faults:
         raise UserError(f"{path} is damaged ({', '.join(faults)} is of the wrong type): run its job again")
+
+
+def origin_of(manifest: dict[str, Any]) -> str:
+    """One line about the text behind blocks: source, version, what was filtered; from the manifest of the blocks."""
+    details = manifest["details"]
+    named = [_text(source["source"], source["details"]) for source in details.get("sources", [])]
+    named += [_place(details)] if details.keys() & {"hub", "files"} else []  # rows that came tokenized
+    if "seen" in details:
+        seen = details["seen"]
+        sample = "" if seen["rows"] == seen["of"] else f"a sample of {seen['rows']:,} of the {seen['of']:,} rows of "
+        named.append(f"{details['kept']:,} of {details['rows']:,} rows have no token that {sample}the other text lacks")
+    return "; ".join(named)
+
+
+def _text(source: str, details: dict[str, Any]) -> str:
+    if source == "python_stdlib":
+        library, part = details["library"], f"{details['part']} half" if details["part"] else "all"
+        return (
+            f"standard library of {details['implementation']} {details['python']}, {part}: {details['files']:,} of"
+            f" {library['files']:,} files, sha256 {library['sha256'][:12]}"
+        )
+    if source == "web":
+        return f"{details['package']} {details['version']}, sha256 {details['sha256'][:12]}"
+    return _place(details)
+
+
+def _place(details: dict[str, Any]) -> str:
+    """A data set of the hub, or local files: the first few by name, and one hash of all."""
+    if "hub" in details:
+        return f"{details['hub']} at {details.get('revision') or 'its newest revision'}"
+    files = details["files"]
+    named = [Path(file["path"]).name for file in files]
+    more = f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
+    whole = "\n".join(file["sha256"] for file in files)
+    sha256 = files[0]["sha256"] if len(files) == 1 else hashlib.sha256(whole.encode()).hexdigest()
+    return f"{', '.join(named[:_FEW])}{more}, sha256 {sha256[:12]}"

@@ -17,7 +17,7 @@ from tapernorm.util.provenance import provenance
 
 from ..config.jobs import EvaluateJob
 from ..data.blocks import Blocks
-from ..data.origins import origin_of
+from ..data.manifest import origin_of
 from ..data.tokenizers import Coder, open_tokenizer
 from ..training.device import take_device
 from ..training.run_folder import require_vocabulary

@@ -3,13 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from tapernorm.architectures import context_of
 from tapernorm.checkpoints.store import MODEL_FILES, load
 from tapernorm.schedule import GateSchedule
-from tapernorm.taper import attach
+from tapernorm.taper import Taper, attach
 from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
@@ -20,7 +17,6 @@ from ..data.blocks import Blocks, batch_of
 from ..models.fakeln import FakeLN, attach_fakeln
 from ..models.gpt2 import GPT2LMHeadModel
 from ..training.device import take_device
-from ..training.norm_driver import NormDriver
 from ..training.optimizer import Optimisation
 from ..training.run_folder import (
     data_hashes,
@@ -28,7 +24,8 @@ from ..training.run_folder import (
     run_training,
     training_work,
 )
-from ..training.trainer import IGNORED, Plan, Trainer
+from ..training.trainer import Plan, Trainer
+from ..training.training_loss import next_tokens
 from ..training.validation_loss import Evaluation, evaluate_blocks
 
 
@@ -83,14 +80,7 @@ def finetune(
     return run_training(work, job, out, make_trainer, details, overwrite=overwrite)
 
 
-def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of blocks (B, T): the last token of a block has no target, end-of-text is one like others."""
-    targets = torch.full_like(rows, IGNORED)
-    targets[:, :-1] = rows[:, 1:]
-    return rows, targets
-
-
-def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> NormDriver | None:
+def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Taper | FakeLN | None:
     """Attach what the job's method needs; vanilla needs nothing.
 
     Raises:

@@ -27,8 +27,9 @@ from ..training.run_folder import (
     training_work,
 )
 from ..training.trainer import Plan, Trainer
+from ..training.training_loss import next_tokens
 from ..training.validation_loss import Evaluation, evaluate_blocks
-from .finetune import next_tokens, require_context
+from .finetune import require_context
 
 
 def bring_model(source: str, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

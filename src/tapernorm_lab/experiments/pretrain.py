@@ -16,7 +16,7 @@ from ..config.jobs import PretrainJob
 from ..config.sections import HardwareConfig, Strict
 from ..data.token_stream import TokenStream, windows
 from ..training.device import take_device
-from ..training.norm_driver import NormDriver
+from ..training.norm_driver import TaperDriver
 from ..training.optimizer import Optimisation
 from ..training.run_folder import (
     data_hashes,
@@ -57,7 +57,7 @@ def train_decoder(
     identity: Strict,
     job: PretrainJob,
     prepare: Callable[[Decoder], None],
-    drive: Callable[[Decoder, Callable[[], Evaluation]], NormDriver | None],
+    drive: Callable[[Decoder, Callable[[], Evaluation]], Taper | None],
     tokens: Path,
     out: Path,
     hardware: HardwareConfig,
@@ -127,13 +127,20 @@ def train_decoder(
     return run_training(work, identity, out, make_trainer, details, overwrite=overwrite)
 
 
-def attach_variant(model: Decoder, job: PretrainJob, *, sites: Sequence[str] | None = None) -> Taper | None:
-    """Attach the taper of the job's variant; the Baseline has none. `sites`: other internal norms than all of them."""
+def attach_variant(
+    model: Decoder, job: PretrainJob, *, sites: Sequence[str] | None = None, kind: type[Taper] = Taper
+) -> Taper | None:
+    """Attach the taper of the job's variant, of the class `kind`; the Baseline has none.
+
+    Args:
+        sites: other internal norms than all of them.
+    """
     if job.taper is None:
         return None
     return attach_norms(
         model,
         select_norms(model, final=job.variant.startswith("all"), sites=sites),
+        kind=kind,
         schedule=GateSchedule.from_fractions(job.steps, job.taper.start_fraction, job.taper.end_fraction),
         ema_rate=job.taper.ema_rate,
         anchor_weight=job.taper.anchor_weight,
@@ -143,8 +150,9 @@ def attach_variant(model: Decoder, job: PretrainJob, *, sites: Sequence[str] | N
 def taper_details(trainer: Trainer) -> dict[str, Any]:
     """Each norm's constant, the scale target and what was scored at the taper start, for result.json."""
     driver = trainer.driver
+    taper = driver.taper if isinstance(driver, TaperDriver) else None
     return {
-        **({"taper_start": driver.values()} if isinstance(driver, ScoredTaper) else {}),
+        **({"taper_start": taper.values()} if isinstance(taper, ScoredTaper) else {}),
         "norms": {} if driver is None else {name: {"c": c} for name, c in driver.constants.items()},
         "scale_target": None if driver is None or driver.scale_target is None else driver.scale_target.item(),
     }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tapernorm.architectures import logits_of
 from tapernorm.util.module_modes import evaluating
 
-from .loss_histogram import LossHistogram, quantile
+from .loss_quantiles import comparable, quantile, rounded
 
 TAIL = 0.999
 TRIM = 40  # one row in so many is cut at either end: 5 % in all
@@ -25,10 +25,10 @@ WORST = 10
 
 @dataclass(frozen=True)
 class RowScores:
-    """Every row's mean loss over its T - 1 targets, and how the losses of single targets are distributed."""
+    """Every row's mean loss over its T - 1 targets, and the losses of single targets, on the CPU, in nats/token."""
 
-    rows: Tensor  # (n,) float64 on the CPU, nats/token: 8 bytes a row, all that grows with their number
-    tokens: LossHistogram
+    rows: Tensor  # (n,) float64
+    tokens: Tensor  # (n (T - 1),) float32, `rounded`, in no order
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """What tables tell of rows and of tokens, in nats/token.
@@ -41,13 +41,13 @@ class RowScores:
         mean = self.rows.mean()  # rows are equally long, so it is the tokens' mean too
         rows = {
             "mean": mean,
-            "median": quantile(self._ordered, n, 0.5),
+            "median": quantile(comparable(self.rows), 0.5),
             "trimmed_mean": self._sorted[cut : n - cut].mean() + 0 * mean,  # no mean where a row has none
-            "p99_9": quantile(self._ordered, n, TAIL),
+            "p99_9": quantile(comparable(self.rows), TAIL),
             "max": self._sorted[-1],
             "std": self.rows.std() if n > 1 else math.nan,
         }
-        tokens = {"mean": mean, "median": self.tokens.quantile(0.5), "p99_9": self.tokens.quantile(TAIL)}
+        tokens = {"mean": mean, "median": quantile(self.tokens, 0.5), "p99_9": quantile(self.tokens, TAIL)}
         return {
             "rows": {**_numbers(rows), "nonfinite": int((~self.rows.isfinite()).sum())},
             "tokens": _numbers(tokens),
@@ -55,38 +55,34 @@ class RowScores:
 
     def worst(self, count: int = WORST) -> list[tuple[int, float | None]]:
         """Index and mean loss of the worst rows, worst first; those that are not finite lead, without a loss."""
-        comparable = torch.where(self.rows.isfinite(), self.rows, math.inf)
-        order = torch.argsort(comparable, descending=True, stable=True)[:count].tolist()
+        order = torch.argsort(comparable(self.rows), descending=True, stable=True)[:count].tolist()
         return [(index, _number(self.rows[index])) for index in order]
 
     @cached_property
     def _sorted(self) -> Tensor:
         return self.rows.sort().values  # NaN last
 
-    def _ordered(self, rank: int) -> float:
-        value = self._sorted[rank].item()
-        return value if math.isfinite(value) else math.nan
-
 
 @torch.no_grad()
 def score_rows(model: nn.Module, rows: Tensor, *, batch: int, device: torch.device) -> RowScores:
     """Score rows of ids (n, T), each by itself: the model sees its T tokens, the last T - 1 are targets, all of them.
 
-    Runs in the model's own dtype, losses in float32 or wider. Memory is that of one batch, the histogram and 8 bytes a
-    row; `rows` may be memory-mapped. The model is in eval mode for the pass, and nothing of it changes.
+    Runs in the model's own dtype, losses in float32 or wider. Memory is that of one batch, 4 bytes a target and
+    8 a row; `rows` may be memory-mapped. The model is in eval mode for the pass, and nothing of it changes.
 
     Raises:
         ValueError: there is no row, or no target in it.
     """
     if rows.ndim != 2 or len(rows) == 0 or rows.shape[1] < 2:
         raise ValueError(f"rows to score are (n, T) with n >= 1 and T >= 2, got {tuple(rows.shape)}")
-    scores = RowScores(torch.empty(len(rows), dtype=torch.float64), LossHistogram(device))
+    targets = rows.shape[1] - 1
+    scores = RowScores(torch.empty(len(rows), dtype=torch.float64), torch.empty(len(rows) * targets))
     with evaluating(model):
         for first in range(0, len(rows), batch):
             ids = rows[first : first + batch].to(torch.int64).to(device)  # (B, T)
             losses = target_losses(logits_of(model, ids), ids)  # (B, T - 1)
             scores.rows[first : first + len(ids)] = losses.to(torch.float64).mean(dim=1).cpu()
-            scores.tokens.add(losses)
+            scores.tokens[first * targets : (first + len(ids)) * targets] = rounded(losses).flatten().cpu()
     return scores
 
 

@@ -12,14 +12,6 @@ from tapernorm.taper import Taper
 class ScaleLossAlone(Taper):
     """A taper of no norms: scale target and scale loss by its schedule, while its gate stays at 1."""
 
-    @classmethod
-    def of(cls, taper: Taper) -> "ScaleLossAlone":
-        """`taper`, which has no norms (`sites` empty), changed in place."""
-        assert not taper.swapped
-        taper.__class__ = cls
-        assert isinstance(taper, cls)
-        return taper
-
     def set_step(self, step: int) -> None:
         """Freeze the scale target at the first step at or after `schedule.start`, before its forward pass.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tapernorm.models.decoder import Decoder
+from tapernorm.taper import Taper
 from tapernorm.util.atomic_files import read_json, write_json
 from tapernorm.util.hashing import canonical_json, digest
 from tapernorm.util.provenance import provenance
@@ -13,14 +14,13 @@ from tapernorm.util.provenance import provenance
 from ..config.sections import HardwareConfig
 from ..config.study import ArmJob
 from ..training.device import pick_device
-from ..training.norm_driver import NormDriver
 from ..training.ranks import from_leader
 from ..training.run_folder import RESULT_FILES, SCHEMA_VERSION
 from ..training.run_lock import run_lock
 from ..training.trainer import Diverged
 from ..training.validation_loss import Evaluation
 from .pretrain import train_decoder
-from .treatments import attach, prepare
+from .treatments import attach_arm, prepare
 
 
 def run_arm(
@@ -39,8 +39,8 @@ def run_arm(
     def change(model: Decoder) -> None:
         prepare(model, job.treatment)
 
-    def drive(model: Decoder, validate: Callable[[], Evaluation]) -> NormDriver | None:
-        return attach(model, job, validate)
+    def drive(model: Decoder, validate: Callable[[], Evaluation]) -> Taper | None:
+        return attach_arm(model, job, validate)
 
     try:
         return train_decoder("arm", job, job.pretrain, change, drive, tokens, out, hardware, overwrite=overwrite)

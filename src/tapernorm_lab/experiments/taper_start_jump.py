@@ -19,17 +19,8 @@ from ..training.validation_loss import Evaluation
 class ScoredTaper(Taper):
     """A taper that has its model scored in both forms in the moment of its calibration."""
 
-    validate: Callable[[], Evaluation]
-    losses: tuple[float, float] | None  # CE at g = 1 and at g = 0, nats per token; None before k_start
-
-    @classmethod
-    def of(cls, taper: Taper, validate: Callable[[], Evaluation]) -> "ScoredTaper":
-        """`taper` itself, changed in place; `validate` scores its model as it stands."""
-        taper.__class__ = cls
-        assert isinstance(taper, cls)
-        taper.validate = validate
-        taper.losses = None
-        return taper
+    validate: Callable[[], Evaluation]  # scores the model as it stands; set by whoever attaches
+    losses: tuple[float, float] | None = None  # CE at g = 1 and at g = 0, nats per token; None before k_start
 
     def calibrate(self) -> None:
         """As ever; then scores the model at g = 1 and at g = 0, and leaves the gate where it was.
@@ -74,5 +65,7 @@ class ScoredTaper(Taper):
         return {**super().state_dict(), "losses": self.losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.losses = None if state["losses"] is None else (state["losses"][0], state["losses"][1])
+        rest = dict(state)
+        losses = rest.pop("losses", None)
+        super().load_state_dict(rest)
+        self.losses = None if losses is None else (losses[0], losses[1])

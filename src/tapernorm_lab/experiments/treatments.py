@@ -2,7 +2,7 @@
 
 model = Decoder(job.pretrain.model).initialize(...)
 prepare(model, job.treatment)
-taper = attach(model, job, validate)
+taper = attach_arm(model, job, validate)
 """
 
 from collections.abc import Callable
@@ -34,16 +34,16 @@ def prepare(model: Decoder, treatment: Treatment | None) -> None:
     """
     if treatment is None:
         return
-    if (rival := treatment.norm) is not None:
+    if (replacement := treatment.norm) is not None:
         replace_norms(
             model,
-            rival.kind,
-            alpha=rival.alpha_init,
-            attention_alpha=rival.attention_alpha_init,
-            final_gain=rival.final_gain_init or 1.0,
+            replacement.kind,
+            alpha=replacement.alpha_init,
+            attention_alpha=replacement.attention_alpha_init,
+            final_gain=replacement.final_gain_init or 1.0,
         )
-        if rival.embedding_scale:
-            scale_embedding(model, rival.embedding_scale_init)
+        if replacement.embedding_scale:
+            scale_embedding(model, replacement.embedding_scale_init)
     if treatment.embedding_scale:
         scale_embedding(model)
     if treatment.final_gain_init is not None:
@@ -52,7 +52,7 @@ def prepare(model: Decoder, treatment: Treatment | None) -> None:
         temper(model.model.norm)
 
 
-def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> Taper | None:
+def attach_arm(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> Taper | None:
     """Attach the taper of the arm, changed by its treatment; None for an arm that tapers nothing.
 
     Args:
@@ -63,7 +63,8 @@ def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> T
     """
     treatment = job.treatment or Treatment.model_construct()
     sites = () if treatment.sites == "final" or treatment.anchor_only else None
-    taper = attach_variant(model, job.pretrain, sites=sites)
+    kind = ScaleLossAlone if treatment.anchor_only else ScoredTaper
+    taper = attach_variant(model, job.pretrain, sites=sites, kind=kind)
     if taper is None:
         return None
     if treatment.anchor == "relative":
@@ -72,6 +73,6 @@ def attach(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> T
         for norm in map(model.get_submodule, taper.swapped):
             assert isinstance(norm, TaperNorm)
             make_featurewise(norm)
-    if treatment.anchor_only:
-        return ScaleLossAlone.of(taper)
-    return ScoredTaper.of(taper, validate)
+    if isinstance(taper, ScoredTaper):
+        taper.validate = validate
+    return taper

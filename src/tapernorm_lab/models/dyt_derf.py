@@ -78,7 +78,7 @@ class ScaledEmbedding(nn.Embedding):
 
 
 def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: float, final_gain: float = 1.0) -> None:
-    """Put a rival in the place of every norm of `model`, the final one included.
+    """Put a replacement in the place of every norm of `model`, the final one included.
 
     Args:
         kind: a name of `RIVALS`.
@@ -98,8 +98,8 @@ def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: f
     for name, norm in norms.items():
         gamma = norm.get_parameter("weight")
         before_attention = any(".self_attn." in consumer for consumer in arch.consumers(name))
-        rival = RIVALS[kind](len(gamma), attention_alpha if before_attention else alpha)
-        model.set_submodule(name, rival.to(gamma))
+        replacement = RIVALS[kind](len(gamma), attention_alpha if before_attention else alpha)
+        model.set_submodule(name, replacement.to(gamma))
     nn.init.constant_(model.model.norm.weight, final_gain)
 
 

@@ -25,7 +25,7 @@ from tapernorm.calibrate import update_means
 from tapernorm.scale_loss import ScaleProbe, fixed_target_loss
 from tapernorm.token_mask import TokenMask
 from tapernorm.util.errors import UserError
-from tapernorm.util.norm_driver import install, require_free
+from tapernorm.util.norm_driver import buffers_of, install, load_buffers, require_free, require_trained
 
 from ..config.fakeln_schedule import FakeSchedule, removal_steps, removed_at
 from .fakeln_norms import FakeLayerNorm, make_fake, require_plain
@@ -179,35 +179,25 @@ class FakeLN:
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise UserError where the optimizer lacks a parameter of a norm, which goes on training once removed."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for name, norm in self._norms.items():
-            for parameter, value in norm.named_parameters(recurse=False):
-                if value.requires_grad and id(value) not in held:
-                    raise UserError(
-                        f"the optimizer does not train {name}.{parameter}: build it from model.parameters()"
-                    )
+        require_trained(self._norms, optimizer, "build it from model.parameters()")
 
     def state_dict(self) -> dict[str, Any]:
         """What the model's own state dict, which holds each sigma_bar, does not: running means, removals. Tensors."""
-        means = {f"{n}.statistics.{k}": b for n, m in self._norms.items() for k, b in m.statistics.named_buffers()}
-        state = {key: buffer.detach().clone() for key, buffer in means.items()}
+        state = {key: buffer.detach().clone() for key, buffer in self._buffers().items()}
         return state | {"removed": torch.tensor([self._is_removed(site) for site in self.removals])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave; the model's own state dict is loaded beside it.
 
         Raises:
-            UserError: the state belongs to another model.
+            UserError: the state belongs to another model; nothing has changed then.
         """
-        mine = self.state_dict()
-        if state.keys() != mine.keys():
-            different = sorted(state.keys() ^ mine.keys())
-            raise UserError(f"this FakeLN state belongs to another model: {', '.join(different)}")
-        for name, norm in self._norms.items():
-            for key, buffer in norm.statistics.named_buffers():
-                buffer.copy_(state[f"{name}.statistics.{key}"])
+        load_buffers(self._buffers(), state, others=["removed"], what="FakeLN")
         for site, removed in zip(self.removals, state["removed"].tolist(), strict=True):
             self._mark(site, removed=removed)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return buffers_of({f"{name}.statistics": norm.statistics for name, norm in self._norms.items()})
 
     def _part(self, site: str) -> tuple[FakeLayerNorm, int]:
         """The norm of a site, and which of its parts the site is."""

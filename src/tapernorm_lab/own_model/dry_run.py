@@ -1,82 +1,145 @@
-"""What the recipe would do with a model: its norms, what each folds into, and the settings."""
+"""What a taper would do: its norms, their scales on a few rows of the text, its settings. Nothing is trained.
+
+The rows are cut as a run cuts them, documents end to end, so that a first position is any token.
+"""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor
 
 from tapernorm.architectures import architecture_of, vocabulary_of
-from tapernorm.checkpoints.stock_form import why_not_stock
+from tapernorm.checkpoints.pretrained import load_pretrained
 from tapernorm.models.decoder import parameter_count
 from tapernorm.norms import is_norm
 from tapernorm.spread import ScaleSpread
+from tapernorm.util.errors import UserError
 from tapernorm.util.module_names import beginning, in_braces
 
-from ..config.jobs import FinetuneJob
+from ..config.sections import OWN_SPLIT, DataConfig
 from ..data.hf_tokenizer import save_hub_tokenizer
-from ..data.tokenizers import open_tokenizer
-from .foresight import Look, NoLook, look_ahead
+from ..data.sources import open_source
+from ..data.text_files import documents_of, find_files
+from ..data.tokenizers import Coder, open_tokenizer
+from ..training.device import take_device
+from .job import TaperJob
+from .options import HELD_OUT
 from .own_text import look_through
-from .request import Request, resolve, tapered_of
+from .resolve import TaperRun, has_weights
+from .scale_warnings import LEAST, Look, look_at, shape_of_look
 
+_LARGEST = 3e9  # parameters: what is larger takes minutes to load, and more memory than one may mean to spend
+_CHARACTERS = 16  # of a document, per token wanted: more than any tokenizer joins on average
+_UNREAD = "the weights were not read: a run refuses them where they are damaged or not finite"
 _MEASURED = ("median", "p99.9", "largest", "first")
 
 
-def outline(request: Request) -> str:
-    """What `taper_model` would do: a table of norms, consumers and parameters, and the settings. Nothing is trained.
+class NoLook(UserError):
+    """The scales cannot be measured yet, or not quickly; nothing is wrong with the request."""
+
+
+def outline(run: TaperRun) -> str:
+    """Norms, consumers and parameters as a table, and the settings.
 
     Where weights and text are at hand, also the scales of a few rows at each norm, and where a constant is no match.
 
     Raises:
-        UserError: `taper_model` would refuse the request.
+        UserError: `taper_model` would refuse the run.
     """
-    found = resolve(request, weights=False)
-    model, job, hardware = found.outlined, found.job, found.hardware
-    tapered = tapered_of(request, model)
-    reason = why_not_stock(model, set(tapered))
     with tempfile.TemporaryDirectory() as name:
-        save_hub_tokenizer(found.base, Path(name), vocab_size=vocabulary_of(model))
-        notes = look_through(request, open_tokenizer(Path(name)), job.context)
+        save_hub_tokenizer(run.base, Path(name), vocab_size=vocabulary_of(run.outlined))
+        coder = open_tokenizer(Path(name))
+    notes = look_through(run.texts, coder, run.job.context)
     try:
-        look = look_ahead(request, found.base, model)
-        spreads, told, warnings = look.spreads, _legend(look), look.warnings(tapered, level_weight=request.level_weight)
+        look = look_ahead(run, coder)
+        spreads, told = look.spreads, _legend(look)
+        warnings = look.warnings(run.tapered, level_weight=run.job.level_weight)
     except NoLook as error:
-        spreads, told, warnings = {}, [f"scales not measured: {error}"], []
-    level = f"; level loss {request.level_weight:g}" if request.level_weight else ""
+        spreads, told, warnings = {}, [f"scales not measured: {error}", _UNREAD], []
     header = ("norm", "parameters", "becomes", *(_MEASURED if spreads else ()), "folds into")
     return "\n".join(
         [
-            *_aligned([header, *_rows(model, tapered, spreads)], numbers=("parameters", *_MEASURED)),
+            *_aligned([header, *_rows(run, spreads)], numbers=("parameters", *_MEASURED)),
             "",
             *told,
             "",
-            f"{type(model).__name__}, {parameter_count(model):,} parameters; {len(tapered)} norms go",
-            f"{job.steps} steps of {job.batch} rows of {job.context} tokens, {hardware.micro_batch} at a time, "
-            f"{job.train.precision}",
-            f"peak learning rate {job.lr:g}; scale loss {job.aux_weight:g}{level}; {_gate(job)}",
-            "export: none"
-            if request.keep_norms
-            else f"export: {found.form}" + (f"; no stock form: {reason}" if reason else ""),
+            *_settings(run),
             *(["", *notes] if notes else []),
             *(["", *warnings] if warnings else []),
         ]
     )
 
 
-def _gate(job: FinetuneJob) -> str:
+def look_ahead(run: TaperRun, coder: Coder) -> Look:
+    """The scales of the model on the first rows of the text; nothing is downloaded or written.
+
+    Raises:
+        NoLook: weights or text are not here yet, the model is too large for a look, or the text too short for one.
+        UserError: weights or text cannot be read.
+    """
+    if not has_weights(run.base):
+        raise NoLook("the weights are not here yet")
+    if (size := parameter_count(run.outlined)) > _LARGEST:
+        raise NoLook(f"{size:,} parameters are too many for a quick look, which takes up to {_LARGEST:,.0f}")
+    device = take_device(run.hardware.device, run.hardware.threads)
+    rows = _first_rows(run, coder)
+    return look_at(load_pretrained(run.base).to(device), rows, coder)
+
+
+def _first_rows(run: TaperRun, coder: Coder) -> Tensor:
+    """The first rows of the text, end to end, as a run cuts them."""
+    few, length = shape_of_look(parameter_count(run.outlined), run.job.context)
+    ids: list[int] = []
+    for text in _documents(run.texts.corpora[HELD_OUT]):
+        if text and not text.isspace():
+            ids += [*coder.encode(text[: _CHARACTERS * few * length]), coder.eod]
+        if len(ids) >= few * length:
+            break
+    few = min(few, len(ids) // length)
+    if few < LEAST:
+        raise NoLook(f"the text has {len(ids)} tokens, and {LEAST} rows of {length} are the least")
+    return torch.tensor(ids[: few * length]).view(few, length)
+
+
+def _documents(texts: Sequence[DataConfig]) -> Iterator[str]:
+    """The texts in the order given, as far as they lie here."""
+    for data in texts:
+        if data.source in OWN_SPLIT:
+            raise NoLook(f"the text {data.source!r} would have to be downloaded first")
+        if data.field is not None:  # a text of files: open_source would hash them, whatever their size
+            for file in find_files(data.files):
+                yield from documents_of(file, data.field)
+        else:
+            yield from (document for _, document in open_source(data).documents())
+
+
+def _settings(run: TaperRun) -> Iterator[str]:
+    job = run.job
+    yield f"{type(run.outlined).__name__}, {parameter_count(run.outlined):,} parameters; {len(run.tapered)} norms go"
+    rows = f"{job.batch} rows of {job.context} tokens, {run.hardware.micro_batch} at a time"
+    yield f"{job.steps} steps of {rows}, {job.train.precision}"
+    level = f"; level loss {job.level_weight:g}" if job.level_weight else ""
+    yield f"peak learning rate {job.lr:g}; scale loss {job.aux_weight:g}{level}; {_gate(job)}"
+    reason = f"; no stock form: {run.not_stock}" if run.not_stock else ""
+    yield f"export: {run.forms[0]}{reason}" if run.forms else "export: none"
+
+
+def _gate(job: TaperJob) -> str:
     if job.taper is None:
         return "every norm stays, as a control"
     return f"the gate falls from step {job.taper.start} to {job.taper.end}"
 
 
-def _rows(model: nn.Module, tapered: list[str], spreads: Mapping[str, ScaleSpread]) -> Iterator[tuple[str, ...]]:
-    arch = architecture_of(model)
-    for name, module in model.named_modules():
+def _rows(run: TaperRun, spreads: Mapping[str, ScaleSpread]) -> Iterator[tuple[str, ...]]:
+    arch = architecture_of(run.outlined)
+    for name, module in run.outlined.named_modules():
         if is_norm(module):
-            measured = _measured(spreads.get(name), goes=name in tapered) if spreads else ()
-            becomes, into = ("linear", _short(name, arch.consumers(name))) if name in tapered else ("kept", "")
+            goes = name in run.tapered
+            measured = _measured(spreads.get(name), goes=goes) if spreads else ()
+            becomes, into = ("linear", _short(name, arch.consumers(name))) if goes else ("kept", "")
             yield name, f"{parameter_count(module):,}", becomes, *measured, into
 
 

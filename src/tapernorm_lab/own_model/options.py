@@ -56,6 +56,7 @@ class Texts:
     """The texts of a request, each file once."""
 
     corpora: Mapping[str, tuple[DataConfig, ...]]  # HELD_OUT is what is trained on; the others are scored
+    given: Mapping[str, str]  # corpus -> the option and its words
     repeated: tuple[str, ...]  # what was given again
 
 
@@ -102,12 +103,13 @@ def check(request: Request) -> Texts:
     known: set[object] = set()
     trained = [_once(text, request, request.valid_fraction, known, repeated) for text in request.data]
     corpora = {HELD_OUT: tuple(data for data in trained if data is not None)}
+    given = {HELD_OUT: f"--data {' '.join(request.data)}"}
     for name, text in request.scored:
         with settings_named(words_of(name)):
             data = _once(text, request, 1.0, set(), repeated)
         assert data is not None  # nothing was known before
-        corpora[name] = (data,)
-    return Texts(corpora, tuple(dict.fromkeys(repeated)))
+        corpora[name], given[name] = (data,), f"--score {name}={text}"
+    return Texts(corpora, given, tuple(dict.fromkeys(repeated)))
 
 
 def words_of(corpus: str) -> dict[str, str]:

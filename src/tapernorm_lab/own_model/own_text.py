@@ -5,8 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from tapernorm.architectures import vocabulary_of
 from tapernorm.util.atomic_files import read_json, sha256_of, write_json
 from tapernorm.util.errors import settings_named
@@ -27,12 +25,8 @@ from ..data.manifest import read_manifest
 from ..data.passages import identity_of
 from ..data.sources import open_source
 from ..data.tokenizers import Coder
-from .options import (
-    HELD_OUT,
-    Request,
-    check,
-    words_of,
-)
+from .options import HELD_OUT, Texts, words_of
+from .resolve import TaperRun
 
 Seen = dict[str, dict[str, int]]  # scored text -> how many `documents` of its `of` distinct ones are training text
 _SEEN = "seen.json"
@@ -41,26 +35,26 @@ _READ = 1 << 28  # characters that are read of a text that is looked through, wh
 _PREFIX = 32  # characters of a document, per token that a row still lacks, that are encoded
 
 
-def prepare(request: Request, base: Path, model: nn.Module, context: int) -> dict[tuple[str, str], Blocks]:
+def prepare(run: TaperRun) -> dict[tuple[str, str], Blocks]:
     """Text into blocks, under `out`/data, unless they lie there; (corpus, split) -> blocks.
 
     Raises:
-        UserError: a text cannot be read, a split is empty, or a name is taken.
+        UserError: a text cannot be read, or a split is empty.
     """
-    tokenizer = request.out / "tokenizer"
-    save_hub_tokenizer(base, tokenizer, vocab_size=vocabulary_of(model))
+    tokenizer = run.out / "tokenizer"
+    save_hub_tokenizer(run.base, tokenizer, vocab_size=vocabulary_of(run.outlined))
     blocks = {}
-    for name, data in check(request).corpora.items():
+    for name, data in run.texts.corpora.items():
         with settings_named(words_of(name)):
-            folder = _blocks_of(request.out / "data" / name, data, tokenizer, context)
+            folder = _blocks_of(run.out / "data" / name, data, tokenizer, run.job.context)
         for split in _splits_of(name):
             blocks[name, split] = Blocks.open(folder, split)
-    for line in overlaps(_compared(request), request):
+    for line in overlaps(_compared(run.out / "data", run.texts), run.texts):
         print(line, file=sys.stderr)
     return blocks
 
 
-def look_through(request: Request, coder: Coder, context: int) -> list[str]:
+def look_through(texts: Texts, coder: Coder, context: int) -> list[str]:
     """Read the texts as `prepare` does, and write nothing; what there is to tell of them.
 
     Of a long text only as much is read as gives every split a row, and at least `_READ` characters.
@@ -68,7 +62,7 @@ def look_through(request: Request, coder: Coder, context: int) -> list[str]:
     Raises:
         UserError: as `prepare`.
     """
-    corpora, told = check(request).corpora, []
+    corpora, told = texts.corpora, []
     scored: dict[str, set[bytes]] = {name: set() for name in corpora if name != HELD_OUT}
     trained: set[bytes] = set()
     for name in (*scored, HELD_OUT):
@@ -87,15 +81,14 @@ def look_through(request: Request, coder: Coder, context: int) -> list[str]:
         if (passages := reading.passages) is not None:
             trained.update(map(bytes.fromhex, passages["sha256"]))
             told.append(told_of(counts, passages))
-    return [*told, *overlaps(_shared(scored, trained), request)]
+    return [*told, *overlaps(_shared(scored, trained), texts)]
 
 
-def overlaps(seen: Seen, request: Request) -> list[str]:
+def overlaps(seen: Seen, texts: Texts) -> list[str]:
     """A line for each scored text that is training text too."""
-    texts = dict(request.scored)
     return [
-        f"--score {name}={texts[name]} is seen in training: {count['documents']} of its {count['of']} documents are in "
-        f"--data {' '.join(request.data)} as well"
+        f"{texts.given[name]} is seen in training: {count['documents']} of its {count['of']} documents are in "
+        f"{texts.given[HELD_OUT]} as well"
         for name, count in seen.items()
     ]
 
@@ -131,9 +124,9 @@ def _look(reading: Reading, split: Split, coder: Coder, context: int, seen: set[
     return counts
 
 
-def _compared(request: Request) -> Seen:
-    """What of the scored texts is training text, from the corpora under `out`/data; kept beside them."""
-    folder, names = request.out / "data", [name for name, _ in request.scored]
+def _compared(folder: Path, texts: Texts) -> Seen:
+    """What of the scored texts is training text, from the corpora in `folder`; kept beside them."""
+    names = [name for name in texts.corpora if name != HELD_OUT]
     manifests = {name: read_manifest(folder / name / "corpus", "corpus") for name in (HELD_OUT, *names)}
     identity = digest({name: manifest["splits"] for name, manifest in manifests.items()})
     path = folder / _SEEN

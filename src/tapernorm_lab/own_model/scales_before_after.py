@@ -17,7 +17,7 @@ from tapernorm.util.hashing import digest
 from tapernorm.util.provenance import provenance
 
 from ..data.blocks import Blocks
-from ..data.origins import origin_of
+from ..data.manifest import origin_of
 from ..data.tokenizers import Coder, open_tokenizer, piece_of
 from ..training.device import take_device
 from .options import HELD_OUT

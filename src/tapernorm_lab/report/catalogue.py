@@ -49,6 +49,9 @@ from .frames import (
     gpt2_summary,
 )
 from .frames import (
+    inference_graph as oddities_rows,
+)
+from .frames import (
     odd_inputs as robustness_rows,
 )
 from .frames import (
@@ -245,7 +248,7 @@ def _of_stage(config: Config, stage: Stage) -> Iterator[Entry]:
 
     def oddities_of(found: Rows) -> list[Table]:
         timed = decode_rows.read(found.results / bench, kind=decode_rows.RIVALS)
-        return [oddities_table.oddities_table(oddities_table.read(found.results / odd, job), timed, job)]
+        return [oddities_table.oddities_table(oddities_rows.read(found.results / odd, job), timed, job)]
 
     yield Entry((f"table_{stage.name}",), (place,), table_of)
     if stage.figure:
@@ -278,7 +281,7 @@ def _of_trials(config: Config) -> Iterator[Entry]:
 
 
 def own_entries(labels: Iterable[str]) -> list[Entry]:
-    """All that tapers of one's own have, which `tapernorm outcome` shows together."""
+    """All that tapers of one's own have, which `tapernorm rows tapers` gathers."""
 
     def scores_of(found: Rows) -> list[Table]:
         return [own_tables.scores_table(found.own)]

@@ -57,7 +57,7 @@ def gaps(results: pd.DataFrame, variant: str, *, least: float, most: float) -> l
         losses = {v: dict(zip(g["seed"], g["valid_ce"], strict=True)) for v, g in width.groupby("variant")}
         if variant in losses and "baseline" in losses:
             gap = stats.paired_gap(losses[variant], losses["baseline"])
-            estimates.append(Estimate(f"d {d}", gap.percent, gap.low, gap.high, len(gap.seeds), least, most))
+            estimates.append(Estimate(f"d {d}", gap.value, gap.low, gap.high, len(gap.seeds), least, most))
     return estimates
 
 

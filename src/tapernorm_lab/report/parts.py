@@ -29,6 +29,9 @@ from .frames import (
     gpt2 as gpt2_rows,
 )
 from .frames import (
+    inference_graph as oddities_rows,
+)
+from .frames import (
     odd_inputs as robustness_rows,
 )
 from .frames import (
@@ -48,7 +51,6 @@ from .sources import (
     STAGE_ROWS,
     TRIALS_ROWS,
 )
-from .tables import inference_graph as oddities_table
 
 CONFIG = "config.json"  # of a published run, beside its rows
 BENCH = "bench"  # the folder of `make bench`, which is no run of a config
@@ -120,7 +122,7 @@ def bench_contents() -> Contents:
 
 
 def own_contents(results: Path) -> Contents:
-    """Tapers of one's own, as `tapernorm outcome` gathered them."""
+    """Tapers of one's own, as `tapernorm rows tapers` gathered them."""
     known = own_rows.read(results / own_rows.FOLDER)
 
     def origins(results: Path) -> list[origin.Row]:
@@ -199,7 +201,7 @@ def _study(config: Config) -> Iterable[Part]:
             study_rows.read(results / place, job)
 
         def require_oddities(results: Path, odd: str = odd, bench: str = bench, job: Any = job) -> None:
-            oddities_table.read(results / odd, job)
+            oddities_rows.read(results / odd, job)
             _require_bench(config, bench, results)
 
         yield Part(stage.name, (place,), partial(origin.collect_below, runs), require)

@@ -1,12 +1,8 @@
-"""Files that jobs wrote: JSON, read, checked and looked into by dotted place, and rows as CSV."""
+"""Files that jobs wrote: JSON, read, checked and looked into by dotted place."""
 
-import zlib
-from collections.abc import Callable, Collection
 from functools import reduce
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from tapernorm.util.atomic_files import parse_json as parse
 from tapernorm.util.atomic_files import sha256_of
@@ -68,40 +64,3 @@ def parse_json(path: Path, text: str, where: str = "") -> Any:
         return parse(text)
     except ValueError as error:
         raise UserError(f"{path}{where} is not JSON ({error}): the file is damaged; run the job again") from None
-
-
-def read_csv(
-    path: Path,
-    columns: Collection[str],
-    *,
-    text: Collection[str],
-    verb: str,
-    typed: Callable[[pd.DataFrame], pd.DataFrame] = pd.DataFrame,
-) -> pd.DataFrame:
-    """The rows of a CSV file, or of its compressed form, an empty cell as a missing value.
-
-    Args:
-        columns: that it must have.
-        text: those that are read as text.
-        verb: of the command line, that writes the file.
-        typed: gives the other columns their types.
-
-    Raises:
-        UserError: there is no such file, or it is damaged or of another kind.
-    """
-    remedy = f"make it with `tapernorm {verb}`"
-    path = stored(path)
-    if not path.is_file():
-        raise UserError(f"no file {path}: {remedy}")
-    try:
-        kinds: dict[Any, Any] = dict.fromkeys(text, "str")
-        frame = typed(pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values=[""]))
-    except (ValueError, EOFError, OSError, zlib.error) as error:  # no UTF-8, no CSV, or no number where one must be
-        raise UserError(f"{path} is damaged ({' '.join(str(error).split())}): {remedy}") from None
-    if missing := [column for column in columns if column not in frame]:
-        raise UserError(f"{path} has no column {', '.join(missing)}: it is damaged or of another kind; {remedy}")
-    if odd := [c for c in frame if c not in text and not pd.api.types.is_numeric_dtype(frame[c])]:
-        raise UserError(f"{path} holds text in its column {', '.join(odd)}: it is damaged; {remedy}")
-    if path.suffix == ".csv" and not path.read_bytes().endswith(b"\n"):
-        raise UserError(f"{path} was cut short: {remedy}")
-    return frame

@@ -1,8 +1,9 @@
 """Statistics over seeds, as pure functions of numbers: paired gap, outlier rule, percentile band, rolling mean."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,23 +14,32 @@ BAND = (2.5, 97.5)  # percentiles over seeds
 MAX_MADS = 3.0  # a seed farther than this from the median, in MADs, is an outlier
 
 
+Measure = Literal["percent", "difference", "ratio"]
+MEASURES: dict[Measure, Callable[[float, float], float]] = {
+    "percent": lambda loss, other: 100 * (loss - other) / other,
+    "difference": lambda loss, other: loss - other,
+    "ratio": lambda loss, other: math.log(loss) - math.log(other),  # averaged as logarithms: the geometric mean
+}
+
+
 @dataclass(frozen=True)
 class Gap:
-    """Mean over paired seeds of 100 (L_v - L_b)/L_b, with its 95 % t interval; NaN where n is too small."""
+    """Mean over paired seeds of how far one loss lies from another, with its 95 % t interval; NaN where n is small."""
 
-    percent: float
+    value: float
     low: float
     high: float
-    seeds: tuple[int, ...]  # the pairs behind it
+    seeds: tuple[Any, ...]  # the pairs behind it
 
 
-def paired_gap(losses: Mapping[int, float], baseline: Mapping[int, float]) -> Gap:
-    """Relative gap in percent over the seeds that both have (seed -> loss each)."""
-    seeds = tuple(sorted(losses.keys() & baseline.keys()))
-    gaps = [100 * (losses[s] - baseline[s]) / baseline[s] for s in seeds]
+def paired_gap(losses: Mapping[Any, float], reference: Mapping[Any, float], measure: Measure = "percent") -> Gap:
+    """Gap over the seeds that both have (seed -> loss each)."""
+    seeds = tuple(sorted(losses.keys() & reference.keys()))
+    gaps = [MEASURES[measure](losses[seed], reference[seed]) for seed in seeds]
     mean, std = mean_std(gaps)
     half = t_quantile(len(gaps) - 1) * std / math.sqrt(len(gaps)) if len(gaps) > 1 else NAN
-    return Gap(mean, mean - half, mean + half, seeds)
+    value, low, high = map(math.exp if measure == "ratio" else float, (mean, mean - half, mean + half))
+    return Gap(value, low, high, seeds)
 
 
 def mean_std(values: ArrayLike) -> tuple[float, float]:

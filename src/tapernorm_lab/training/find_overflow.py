@@ -15,8 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from tapernorm.architectures import logits_of
 from tapernorm.norms import TaperNorm, norm_scale
+from tapernorm.util.errors import UserError
 
 GROWN = 10.0  # times as large as the norm would make it, from which on a token counts as grown
+
+
+class Diverged(UserError):
+    """A loss or gradient is not finite; raised before the optimizer step that would have used it."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What the trainer asks of whatever changes a model's norms while it trains: a taper, or FakeLN's staged removal."""
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -7,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tapernorm.norms import Form
+from tapernorm.taper import Taper
 from tapernorm.token_mask import TokenMask
 
 
@@ -60,3 +63,53 @@ class NormDriver(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         ...
+
+
+class TaperDriver:
+    """A taper as the trainer takes it."""
+
+    forms = len(Form)  # observe, mix and linear
+
+    def __init__(self, taper: Taper) -> None:
+        self.taper = taper
+
+    @property
+    def tokens(self) -> TokenMask:
+        return self.taper.tokens
+
+    @property
+    def constants(self) -> dict[str, float]:
+        return self.taper.constants
+
+    @property
+    def scale_target(self) -> Tensor:
+        return self.taper.scale_target
+
+    def set_step(self, step: int) -> None:
+        self.taper.set_step(step)
+
+    def observe(self) -> AbstractContextManager[None]:
+        return self.taper.observe()
+
+    def auxiliary_loss(self, tokens: Tensor) -> Tensor:
+        """The scale loss, which needs no tokens."""
+        return self.taper.anchor_loss()
+
+    def row(self) -> dict[str, float | None]:
+        """Gate and scale target, None until it is set."""
+        target = self.taper.scale_target.item()
+        return {"gate": self.taper.gate.item(), "scale_target": None if math.isnan(target) else target}
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        self.taper.check(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.taper.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.taper.load_state_dict(state)
+
+
+def driver_of(changes: Taper | NormDriver | None) -> NormDriver | None:
+    """What drives the norms, as the trainer takes it: a taper in its adapter, FakeLN as it is, None for no change."""
+    return TaperDriver(changes) if isinstance(changes, Taper) else changes

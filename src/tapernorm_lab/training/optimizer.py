@@ -8,7 +8,7 @@ from torch import nn
 
 from tapernorm.schedule import lr_at
 
-from ..config.jobs import FinetuneJob
+from ..config.jobs import TuningJob
 from ..config.sections import TrainConfig
 
 
@@ -46,7 +46,7 @@ class Optimisation:
         return cls(min_lr=0.0, warmup=round(train.warmup_fraction * steps), decay=steps, **shared)
 
     @classmethod
-    def of_finetuning(cls, job: FinetuneJob) -> Self:
+    def of_finetuning(cls, job: TuningJob) -> Self:
         """Warm-up and cosine in steps, to a floor (section 10)."""
         shared = job.train.model_dump(exclude={"ema_rate"})
         return cls(lr=job.lr, min_lr=job.min_lr, warmup=job.warmup_steps, decay=job.decay_steps, **shared)

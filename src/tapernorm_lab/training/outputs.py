@@ -46,6 +46,7 @@ FILES = {  # kind -> names of all that a job of that kind writes into its folder
     "fold": ("unfused", "fused", "result.json"),
     "taper": (*_TRAINING, "data", "tokenizer", "scores.json", "spread.json", "last-good"),
 }
+_VERBS = {"blocks": "tokens", "arm": "pretrain", "base": "pretrain"}  # kind -> the verb, where it has another name
 _PREPARED = ("data", "tokenizer")  # of a taper: made of the user's files, and anew wherever these are others
 _IDENTITIES = {"fold": ("weights_sha256",), "base": ("source",)}  # what of a result.json defines its folder
 
@@ -55,7 +56,7 @@ class Work:
     """One job and the folder output that belongs to it.
 
     Attributes:
-        kind: the verb that does it, a key of `FILES`.
+        kind: what it makes, a key of `FILES`.
         identity: everything that defines its output, as plain JSON values.
         known_as: fingerprints that earlier versions gave this very job.
     """
@@ -109,7 +110,7 @@ def require_writable(folder: Path, work: Work, *, overwrite: bool = False) -> No
     if owner is None or overwrite or _same(owner, work) or not (theirs := _lost(folder, owner)):
         return
     raise UserError(
-        f"{folder} holds another job of `tapernorm {owner.kind or work.kind}` ({_differences(owner, work)}), and "
+        f"{folder} holds another job of `{verb_of(owner.kind or work.kind)}` ({_differences(owner, work)}), and "
         f"{', '.join(theirs)} would be lost: name another --out, or delete them (--overwrite does)"
     )
 
@@ -144,6 +145,11 @@ def output_files(paths: Iterable[Path], verb: str, *, overwrite: bool = False) -
         raise
 
 
+def verb_of(kind: str | None) -> str:
+    """The verb whose output is of this kind, as it is typed."""
+    return f"tapernorm {_VERBS.get(kind or '', kind)}"
+
+
 def files_of(folder: Path) -> dict[str, str]:
     """Name -> verb, of everything that the mark in `folder` lists."""
     return dict(_read_mark(folder).get("files", {}))
@@ -156,13 +162,14 @@ def _require_kind(folder: Path, kind: str, *, overwrite: bool) -> _Owner | None:
     listed = () if owner is None else owner.files
     if owner is None and (foreign := _names(folder)):
         raise UserError(
-            f"{folder} holds {_some(foreign)}, which `tapernorm {kind}` did not write: name a new folder for --out, or "
+            f"{folder} holds {_some(foreign)}, which `{verb_of(kind)}` did not write: name a new folder for --out, or "
             "empty this one"
         )
     if owner is not None and owner.kind not in (None, kind) and _there(folder, listed) and not overwrite:
+        theirs = f"`{verb_of(owner.kind)}` ({owner.kind}: {_some(_there(folder, listed))})"
         raise UserError(
-            f"{folder} holds the output of `tapernorm {owner.kind}` ({_some(_there(folder, listed))}), and this is "
-            f"`tapernorm {kind}`: name another --out, or delete it (--overwrite does)"
+            f"{folder} holds the output of {theirs}, and this is {kind} of "
+            f"`{verb_of(kind)}`: name another --out, or delete it (--overwrite does)"
         )
     return owner
 

@@ -8,7 +8,8 @@ what all ranks share, never on a rank's own data.
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from signal import Signals
@@ -17,15 +18,19 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tapernorm.util.distributed import count, in_contact, rank, sum_in_place, sum_over_ranks
 from tapernorm.util.errors import UserError
 
-from .stop_signals import Stopped, requested
+from .stop_signals import SIGNALS, Stopped, requested
 
 T = TypeVar("T")
 
 _PATIENCE = timedelta(minutes=30)  # with a rank that lives and says nothing, rank 0 writing a checkpoint for instance
+_SHUTDOWN_S = 120  # after SIGTERM, before SIGKILL: time for a last checkpoint
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -164,3 +169,52 @@ def _require(devices: int, started: int) -> None:
             f"hardware.devices_per_job is {devices} and {started} process{'es' * (started > 1)} train: the verbs of "
             f"`tapernorm` start as many as it says, or start them yourself: torchrun --nproc-per-node {devices}"
         )
+
+
+def start_ranks(devices: int, words: Sequence[str], *, program: str) -> bool:
+    """Run `program WORDS` in `devices` processes and wait for them.
+
+    Torchrun's own launcher watches them: where one ends badly it ends the others, and the signals that it gets it hands
+    on. Returns False, having started none, where this is one of them.
+
+    Args:
+        program: the module of the command line, that `python -m` runs.
+
+    Raises:
+        UserError: one of them ended badly, and so the others were ended.
+        Stopped: this process was asked to stop, and they have stopped.
+    """
+    if dist.is_torchelastic_launched():
+        return False
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=devices,
+        run_id=str(os.getpid()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        shutdown_timeout=_SHUTDOWN_S,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", program, *words)
+    except SignalException as error:
+        raise Stopped(signal.Signals(error.sigval)) from None
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
+        raise _failure(codes) from None
+    return True
+
+
+def _failure(codes: Mapping[int, int]) -> UserError | Stopped:
+    """What a job has come to whose ranks ended with these exit codes, a negative one being a signal's number."""
+    stopped = {code for number in SIGNALS for code in (-number, 128 + number)}  # asked to, or ended by the launcher
+    ended = {rank: code for rank, code in codes.items() if code not in stopped}
+    if not ended:
+        return Stopped(signal.SIGTERM)
+    told = [f"rank {r} {signal.Signals(-c).name if c < 0 else f'exit code {c}'}" for r, c in ended.items()]
+    return UserError(
+        f"the training has ended with {', '.join(told)}; see above what they said. The same command goes on from the "
+        "last checkpoint"
+    )

@@ -21,41 +21,25 @@ from torch import Tensor, nn
 
 from tapernorm.architectures import architecture_of, vocabulary_of
 from tapernorm.scale_loss import ScaleProbe
+from tapernorm.taper import Taper
 from tapernorm.util.atomic_files import read_json, write_json
 from tapernorm.util.distributed import rank, sum_over_ranks
-from tapernorm.util.errors import UserError
 from tapernorm.util.rng import seed_dropout
 
 from ..config.sections import HardwareConfig
-from .find_overflow import find_overflow
-from .metrics import (
-    MetricsFile,
-    NoMetrics,
-    StepMeter,
-    gradient_norm,
-    parameter_groups,
-)
-from .norm_driver import NormDriver
+from .find_overflow import Diverged, find_overflow
+from .metrics import MetricsFile, NoMetrics, Progress, StepMeter, gradient_norm, parameter_groups
+from .norm_driver import NormDriver, driver_of
 from .optimizer import Optimisation
-from .progress_bar import Progress
 from .ranks import asked_to_stop, from_leader, leads, require_ranks, share_of, stop_if_asked, sum_gradients
 from .resume_checkpoints import Checkpoints
 from .stop_signals import Stopped, until_safe
-from .training_loss import (
-    IGNORED,
-    checkpoint_activations,
-    compiled_loss,
-    training_loss,
-)
+from .training_loss import IGNORED, checkpoint_activations, compiled_loss, training_loss
 from .validation_loss import Evaluation
 
 __all__ = ["IGNORED", "Diverged", "Plan", "Trainer", "training_loss"]
 
 _EXPLODED = 1.5  # times log(vocabulary): a random model begins at about 1
-
-
-class Diverged(UserError):
-    """A loss or gradient is not finite; raised before the optimizer step that would have used it."""
 
 
 @dataclass(frozen=True)
@@ -99,21 +83,22 @@ class Trainer:
         UserError: other than hardware.devices_per_job processes train, or the optimizer lacks a norm's parameter.
     """
 
-    def __init__(self, model: nn.Module, driver: NormDriver | None, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, changes: Taper | NormDriver | None, plan: Plan) -> None:
         require_ranks(plan.hardware.devices_per_job)
-        self.model, self.driver, self.plan = model, driver, plan
+        self.model, self.driver, self.plan = model, driver_of(changes), plan
         self.device = next(model.parameters()).device
         self.optimizer = plan.optimisation.optimizer(model)
-        if driver is not None:
-            driver.check(self.optimizer)
+        if self.driver is not None:
+            self.driver.check(self.optimizer)
         if plan.hardware.activation_checkpointing:
             checkpoint_activations(model)
         self.parameters = list(model.parameters())
         self.groups = parameter_groups(model)
         self.final_norm = model.get_submodule(architecture_of(model).final)
         self.probe = ScaleProbe.on(self.final_norm)
-        self.loss = compiled_loss(driver, self.device, plan.label) if plan.hardware.compile else training_loss
+        self.loss = compiled_loss(self.driver, self.device, plan.label) if plan.hardware.compile else training_loss
         self.checkpoints = Checkpoints(plan.folder, plan.fingerprint)
+        self._marker = plan.folder / "diverged.json"
         self.elapsed_s = 0.0  # training time, over all resumes
         self._metrics_bytes = 0  # of the metrics file, at the last checkpoint
         self._unvalidated = False  # the validation after the last step was not finished
@@ -330,10 +315,6 @@ class Trainer:
                     file=sys.stderr,
                 )
 
-    @property
-    def _marker(self) -> Path:
-        return self.plan.folder / "diverged.json"
-
     def _refuse_known_divergence(self) -> None:
         if self._marker.exists() and (known := read_json(self._marker))["fingerprint"] == self.plan.fingerprint:
             raise Diverged(known["message"])
@@ -346,9 +327,8 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             if bad == "the gradient norm" and parameter.grad is not None and not parameter.grad.isfinite().all():
                 bad = f"the gradient of {name}"
-        where = self._where_it_broke(k)
         message = (
-            f"{self.plan.label}: {bad} is not finite at step {k}; {then}{where}. The last good "
+            f"{self.plan.label}: {bad} is not finite at step {k}; {then}{self._where_it_broke(k)}. The last good "
             f"state stays in {self.plan.folder}. The same run would diverge again and is refused: {self.plan.remedy}, "
             f"or delete {self._marker} to try it all the same"
         )

@@ -19,6 +19,13 @@ IGNORED = -100  # a target that does not count, as cross_entropy has it
 _MOST_FORMS = 8  # of a model's norms, for which compiling each pays
 
 
+def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of blocks (B, T): the last token of a block has no target, end-of-text is one like others."""
+    targets = torch.full_like(rows, IGNORED)
+    targets[:, :-1] = rows[:, 1:]
+    return rows, targets
+
+
 def checkpoint_activations(model: nn.Module) -> None:
     """Keep no activation inside a block: each block runs again in the backward pass, with the same dropout."""
     if isinstance(model, Decoder):

@@ -10,6 +10,7 @@ import torch
 from gguf_files import made, write_gguf
 from own_models import write_model, write_stories
 from safetensors.torch import load_file, save_file
+from taper_runs import run_of
 from tiny_models import gated, tiny
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
@@ -22,7 +23,7 @@ from tapernorm.util.errors import UserError
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.models.gpt2 import load_base
 from tapernorm_lab.own_model.dry_run import outline
-from tapernorm_lab.own_model.request import Request
+from tapernorm_lab.own_model.options import Request
 
 IDS = torch.arange(6)[None]
 
@@ -52,7 +53,7 @@ def request(home, model, **options):
 
 def refused_everywhere(home, folder, *words, readers=(skeleton, load_pretrained, load_base)):
     """The run, the dry run and the GPT-2 track refuse `folder` by a message of one line that holds `words`."""
-    calls = [lambda read=read: read(folder) for read in readers] + [lambda: outline(request(home, folder))]
+    calls = [lambda read=read: read(folder) for read in readers] + [lambda: outline(run_of(request(home, folder)))]
     for call in calls:
         with pytest.raises(UserError) as refused:
             call()

@@ -152,7 +152,7 @@ def made_for_pickle():
 _READER = """
 import sys, torch
 models = torch.load(sys.argv[1], weights_only=False)
-from tapernorm.arch import logits_of
+from tapernorm.architectures import logits_of
 from torch.utils.hooks import RemovableHandle
 hooks = [number for model in models.values() for module in model.modules() for number in module._forward_pre_hooks]
 assert RemovableHandle.next_id > max(hooks)  # or a hook to come would take the place of one of these

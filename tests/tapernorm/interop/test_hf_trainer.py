@@ -164,12 +164,12 @@ def test_padding_of_the_collator_counts_in_no_statistic(tmp_path):
             assert close(value, expected[name], 1e-5), (key, name)
 
 
-def test_without_its_loss_the_anchor_is_missed_before_the_taper_starts(tmp_path):
+def test_the_scale_target_is_observed_without_the_loss_too(tmp_path):
     model, taper = attached()
     trainer = trainer_of(model, TaperCallback(taper), tmp_path)
     trainer.compute_loss_func = None
-    with pytest.raises(UserError, match="anchor_loss"):
-        trainer.train()
+    trainer.train()
+    assert taper.scale_target.isfinite()
 
 
 def test_an_evaluation_scores_cross_entropy_alone_and_observes_nothing(tmp_path):

@@ -1,13 +1,12 @@
 """Random streams as a pure function of (seed, name)."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT
 
-import tapernorm
-from tapernorm.util.rng import generator
+from tapernorm.util.rng import generator, seed_dropout
 
 
 def draw(seed, stream):
@@ -35,8 +34,20 @@ def test_the_global_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_no_other_file_of_the_package_creates_or_seeds_a_generator():
-    package = Path(tapernorm.__file__).parent
+def test_dropout_is_seeded_as_torch_would_and_leaves_nothing_behind():
+    number = generator(3, "dropout/7").initial_seed()
+    torch.manual_seed(number)
+    wanted = torch.rand(5)
+    queued = len(torch.cuda._queued_calls)  # what torch.manual_seed adds to, call by call, where CUDA is not in use
+    for step in (6, 7):
+        seed_dropout(3, step)
+    assert torch.equal(torch.rand(5), wanted)
+    assert len(torch.cuda._queued_calls) == queued
+
+
+def test_no_other_file_creates_or_seeds_a_generator():
     creates = re.compile(r"torch\.Generator\(|manual_seed|default_rng|random\.seed|RandomState")
-    guilty = [p.relative_to(package).as_posix() for p in package.rglob("*.py") if creates.search(p.read_text())]
-    assert guilty == ["rng.py"]
+    files = [path for package in ("tapernorm", "tapernorm_lab") for path in (ROOT / "src" / package).rglob("*.py")]
+    assert len(files) > 100
+    guilty = [path.relative_to(ROOT / "src").as_posix() for path in files if creates.search(path.read_text())]
+    assert guilty == ["tapernorm/util/rng.py"]

@@ -11,62 +11,65 @@ from tapernorm_lab.cli.main import main
 CONFIG = ["--config", str(ROOT / "config/test.yaml")]
 CPU = ["--device", "cpu"]
 STAGE = [*CONFIG, "--stage", "S4"]
-ODD = ["robustness", *CONFIG, "--width", "24", "--seed", "1", *CPU]
+ODD = ["evaluate", *CONFIG, "--width", "24", "--seed", "1", *CPU]
 
 # BAD is where the bad input goes; where a verb reads several, all of them are it.
 VERBS = {
     "corpus": ["corpus", "--config", "BAD", "--out", "OUT"],
     "tokenizer": ["tokenizer", *CONFIG, "--corpus", "BAD", "--out", "OUT"],
     "tokens": ["tokens", *CONFIG, "--corpus", "BAD", "--tokenizer", "BAD", "--out", "OUT"],
-    "blocks": ["blocks", *CONFIG, "--text", "train", "--corpus", "BAD", "--tokenizer", "BAD", "--out", "OUT"],
-    "filter": ["filter", *CONFIG, "--text", "stdlib_filtered", "--rows", "BAD", "--seen", "BAD", "--out", "OUT"],
+    "tokens in blocks": ["tokens", *CONFIG, "--text", "train", "--corpus", "BAD", "--tokenizer", "BAD", "--out", "OUT"],
+    "filtered tokens": [
+        "tokens",
+        *CONFIG,
+        "--text",
+        "stdlib_filtered",
+        "--rows",
+        "BAD",
+        "--seen",
+        "BAD",
+        "--out",
+        "OUT",
+    ],
     "pretrain": ["pretrain", *CONFIG, "--variant", "all", "--width", "24", "--seed", "1", "--tokens", "BAD"],
-    "arm": ["arm", *CONFIG, "--stage", "S1", "--arm", "baseline", "--seed", "1", "--tokens", "BAD", "--out", "OUT"],
-    "base": ["base", *CONFIG, "--size", "tiny", "--blocks", "BAD", "--out", "OUT"],
+    "an arm": ["pretrain", *STAGE, "--arm", "baseline", "--seed", "1", "--tokens", "BAD", "--out", "OUT"],
+    "a GPT-2": ["pretrain", *CONFIG, "--size", "tiny", "--blocks", "BAD", "--out", "OUT"],
     "finetune": ["finetune", *CONFIG, "--method", "vanilla", "--size", "tiny", "--seed", "1", "--base", "BAD"],
     "evaluate": ["evaluate", "--model", "BAD", "--tokens", "BAD", *CPU],
     "evaluate blocks": ["evaluate", "--model", "BAD", "--blocks", "a=BAD", "--tokenizer", "BAD", "--out", "OUT", *CPU],
     "fold": ["fold", "--model", "BAD", "--tokens", "BAD", "--out", "OUT", *CPU],
     "generate": ["generate", "--checkpoint", "BAD", "--tokenizer", "BAD", "--prompt", "dog", *CPU],
     "bench": ["bench", "decode", *CONFIG, "--model", "BAD", "--out", "OUT", *CPU],
-    "rows": ["rows", "BAD", "--run", "a", "--out", "OUT"],
-    "rows of the GPT-2 track": ["rows", "BAD", "--gpt2", "--run", "a", "--out", "OUT"],
-    "rows of provenance": ["rows", "BAD", "--provenance", "--run", "a", "--out", "OUT"],
-    "table 1": ["table", "table1", *CONFIG, "--rows", "BAD", "--out", "OUT"],
-    "table 2": ["table", "table2", *CONFIG, "--bench", "BAD", "--out", "OUT"],
-    "table 3": ["table", "table3", *CONFIG, "--rows", "BAD", "--out", "OUT"],
-    "figure 2": ["figure", "figure2", *CONFIG, "--rows", "BAD", "--out", "OUT"],
-    "figure of decoding": ["figure", "figure_decode", *CONFIG, "--bench", "BAD", "--out", "OUT"],
-    "claims": ["claims", *CONFIG, "--rows", "BAD", "--out", "OUT"],
+    "rows": ["rows", "training", "BAD", "--run", "a", "--out", "OUT"],
+    "rows of the GPT-2 track": ["rows", "gpt2", "BAD", "--run", "a", "--out", "OUT"],
+    "rows of provenance": ["rows", "provenance", "BAD", "--run", "a", "--out", "OUT"],
+    "rows of tapers": ["rows", "tapers", "a=BAD", "--run", "a", "--out", "OUT", *CPU],
+    "rows of odd inputs": ["rows", "study_S3", "BAD", *CONFIG, "--out", "OUT"],
+    "rows of a stage": ["rows", "study_S1", *CONFIG, "--results", "BAD", "--out", "OUT"],
+    "rows of oddities": [
+        *("rows", "study_S4_oddities", *CONFIG, "--results", "BAD", "--tokens", "BAD", "--out", "OUT", *CPU),
+    ],
+    **{
+        name: ["table", name, *CONFIG, "--results", "BAD", "--out", "OUT"]
+        for name in ("table1", "table2", "table3", "claims", "table_S1", "table_S3", "table_S4_oddities")
+    },
+    **{
+        name: ["figure", name, *CONFIG, "--results", "BAD", "--out", "OUT"]
+        for name in ("figure2", "figure_decode", "figure_S1", "figure_S3")
+    },
+    "tables of tapers": ["table", "tapers", "--results", "BAD", "--out", "OUT"],
+    "figures of tapers": ["figure", "tapers", "--results", "BAD", "--out", "OUT"],
+    "a published run": ["figure", "--published", "a", "--results", "BAD"],
+    "compare": ["compare", "--run", "a", "--results", "BAD"],
+    "compare --publish": ["compare", "--run", "a", "--results", "BAD", "--config", "BAD", "--publish"],
     "plan": ["plan", *CONFIG, "--rows", "BAD"],
     "plan of a config": ["plan", "--config", "BAD"],
-    "spread": ["spread", "--model", "BAD", *CPU],
-    "outcome": ["outcome", "--runs", "a=BAD", "--run", "a", "--tables", "OUT", "--figures", "OUT"],
     "export": ["export", "--model", "BAD", "--form", "normfree", "--out", "OUT"],
     "export --check": ["export", "--check", "BAD"],
     "taper": ["taper", "--model", "BAD", "--data", "web", "--steps", "10", "--out", "OUT", *CPU],
     "taper on a text": ["taper", "--model", "BAD", "--data", "BAD", "--steps", "10", "--out", "OUT", *CPU],
     "taper --dry-run": ["taper", "--model", "BAD", "--data", "web", "--steps", "10", "--out", "OUT", "--dry-run", *CPU],
-    "robustness": [*ODD, "--models", "baseline=BAD", "--tokens", "BAD", "--tokenizer", "BAD", "--out", "OUT"],
-    "trials": ["trials", "rows", "BAD", *CONFIG, "--out", "OUT"],
-    "trials table": ["trials", "table", *CONFIG, "--rows", "BAD", "--out", "OUT"],
-    "stage": ["stage", "rows", *CONFIG, "--stage", "S1", "--results", "BAD", "--out", "OUT"],
-    "stage table": ["stage", "table", *CONFIG, "--stage", "S1", "--rows", "BAD", "--out", "OUT"],
-    "oddities": [
-        "oddities",
-        "rows",
-        *CONFIG,
-        "--stage",
-        "S4",
-        "--results",
-        "BAD",
-        "--tokens",
-        "BAD",
-        "--out",
-        "OUT",
-        *CPU,
-    ],
-    "oddities table": ["oddities", "table", *STAGE, "--rows", "BAD", "--out", "OUT"],
+    "odd inputs": [*ODD, "--models", "baseline=BAD", "--tokens", "BAD", "--tokenizer", "BAD", "--out", "OUT"],
 }
 REST = {"pretrain": ["--out", "OUT"], "finetune": ["--blocks", "BAD", "--out", "OUT"]}
 
@@ -112,11 +115,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_every_verb_is_tried(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    lines = capsys.readouterr().out.partition("verbs:")[2].splitlines()
-    listed = {line.split()[0] for line in lines if line.startswith("    ") and not line.startswith("     ")}
-    listed -= {"VERB"}
-    rest = {"bpe", "hubrows", "schema", "settings"}  # they reach for the hub, or read a config alone
-    assert listed - rest == {words[0] for words in VERBS.values()}
+    lines = capsys.readouterr().out.partition("text and tokens:")[2].splitlines()
+    assert {line.split()[0] for line in lines if line.startswith("  ")} == {words[0] for words in VERBS.values()}
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,12 +27,12 @@ from tapernorm_lab.report.frames import decoding as decode_rows
 from tapernorm_lab.training.stop_signals import Stopped
 
 CONFIG = str(ROOT / "config" / "test.yaml")
-VERBS = {"corpus", "tokenizer", "bpe", "tokens", "blocks", "hubrows", "filter", "pretrain", "base", "finetune"}
-VERBS |= {"evaluate", "fold", "generate", "bench", "rows", "table", "figure", "schema", "taper", "export"}
+VERBS = {"corpus", "tokenizer", "tokens", "pretrain", "finetune", "fold", "evaluate", "bench", "generate"}
+VERBS |= {"taper", "export", "rows", "table", "figure", "plan", "compare"}
 
 HELP = """
 import contextlib, io, sys
-from tapernorm.cli import main
+from tapernorm_lab.cli.main import main
 for verb in sys.argv[1:]:
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
@@ -69,10 +70,9 @@ def test_help_lists_every_verb(capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
-    listed = {
-        line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("    ") and line.split()
-    }
-    assert listed >= VERBS
+    listed = re.findall(r"^  (\w+) ", capsys.readouterr().out.partition("text and tokens:")[2], flags=re.MULTILINE)
+    assert len(listed) == len(VERBS) == 16
+    assert set(listed) == VERBS
 
 
 def test_version(capsys) -> None:
@@ -81,7 +81,7 @@ def test_version(capsys) -> None:
     assert capsys.readouterr().out == tapernorm.__version__ + "\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-verb"], ["pretrain"], ["table", "table9"]])
+@pytest.mark.parametrize("arguments", [[], ["no-such-verb"], ["pretrain"], ["table"]])
 def test_what_cannot_be_parsed_shows_the_usage(arguments: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
@@ -125,9 +125,9 @@ def test_a_job_and_a_config_name_the_same_job(called: list, variant: str) -> Non
     [
         ("corpus", [], ["--text", "base"]),
         ("tokenizer", ["--corpus", "c"], ["--gpt2"]),
-        ("blocks", ["--corpus", "c", "--tokenizer", "t"], ["--text", "base"]),
-        ("hubrows", ["--tokenizer", "t"], ["--text", "pile"]),
-        ("filter", ["--rows", "r", "--seen", "s"], ["--text", "filtered"]),
+        ("tokens", ["--corpus", "c", "--tokenizer", "t"], ["--text", "base"]),
+        ("pretrain", ["--tokens", "t"], ["--stage", "S1"]),
+        ("pretrain", ["--blocks", "b"], ["--size", "tiny"]),
     ],
 )
 def test_a_job_takes_no_option_that_would_choose_one(verb: str, needs: list, option: list, tmp_path, capsys) -> None:
@@ -211,9 +211,9 @@ def test_bad_input_is_refused_before_any_work(tokens: Path, tmp_path: Path, caps
     assert not out.exists()
 
 
-ROBUSTNESS = ["robustness", "--models", "baseline=m", "--tokens", "t", "--tokenizer", "t"]
+ROBUSTNESS = ["evaluate", "--models", "baseline=m", "--tokens", "t", "--tokenizer", "t"]
 FINETUNE = ["finetune", "--base", "b", "--blocks", "b"]
-ARM = ["arm", "--tokens", "t", "--stage"]
+ARM = ["pretrain", "--tokens", "t", "--stage"]
 OTHER_CELLS = {
     "no GPT-2 size 'huge'": [*FINETUNE, "--method", "vanilla", "--size", "huge", "--seed", "1"],
     "--method fakeln is not among": [
@@ -227,7 +227,7 @@ OTHER_CELLS = {
     "no width 17": [*ROBUSTNESS, "--width", "17", "--seed", "1"],
     "--seed 78 is not among": [*ROBUSTNESS, "--width", "24", "--seed", "78"],
     "--seed 79 is not among those of stage S1": [*ROBUSTNESS, "--stage", "S1", "--seed", "79"],
-    "no GPT-2 size 'vast'": ["base", "--size", "vast"],
+    "no GPT-2 size 'vast'": ["pretrain", "--size", "vast"],
 }
 
 
@@ -249,11 +249,12 @@ PRETRAIN = ["pretrain", "--job", JOB, "--hardware", HARD, "--tokens", "t", "--ou
         (["pretrain", "--seed", "1" * 23], "--seed: 1111"),
         (["pretrain", "--seed", "-1"], "--seed: -1 is below 0"),
         (["pretrain", "--width", "0"], "--width: 0 is not a positive number"),
-        (["plan", "--step-s", "nan"], "--step-s: nan is not a number at least 0"),
+        (["plan", "--flops-per-s", "nan"], "--flops-per-s: nan is not a number above 0"),
         (["plan", "--flops-per-s", "0"], "--flops-per-s: 0 is not a number above 0"),
         (["rows", "--run", "../up"], "--run: '../up' is no name of a run"),
-        (["outcome", "--run", ""], "--run: '' is no name of a run"),
-        (["outcome", "--run", "a" * 300], "is no name of a run"),
+        (["compare", "--run", ""], "--run: '' is no name of a run"),
+        (["compare", "--run", "a" * 300], "is no name of a run"),
+        (["figure", "--published", "../up"], "--published: '../up' is no name of a run"),
         (["generate", "--seed", "1" * 5000], "--seed"),
     ],
 )
@@ -276,9 +277,9 @@ def test_threads_of_a_config_that_no_machine_can_start_are_refused(tokens: Path,
 
 ODD = [*ROBUSTNESS[:1], *ROBUSTNESS[3:], "--config", CONFIG, "--width", "24", "--seed", "1", "--out", "o", "--models"]
 NAMING = {
-    "outcome": ["outcome", "--run", "r", "--results", "t", "--figures", "f", "--runs"],
+    "rows": ["rows", "--run", "r", "--out", "t", "tapers"],
     "evaluate": ["evaluate", "--model", "m", "--tokenizer", "t", "--out", "o", "--blocks"],
-    "robustness": ODD,
+    "evaluate --models": ODD,
     "taper": ["taper", "--model", "m", "--data", "web", "--steps", "10", "--out", "o", "--score"],
 }
 
@@ -288,7 +289,7 @@ NAMING = {
 def test_a_name_that_could_lead_elsewhere_is_refused(verb: str, name: str, monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     said = complaint(capsys, [*NAMING[verb], f"{name}=web"])
-    assert NAMING[verb][-1] in said
+    assert NAMING[verb][-1].replace("tapers", "RESULT") in said
     assert "NAME=" in said or "64 bytes" in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -320,8 +321,8 @@ def test_every_configured_verb_explains_a_bad_config(tmp_path: Path, capsys, ver
         "tokens": ["--corpus", "c", "--tokenizer", "t"],
         "pretrain": ["--tokens", "t", *CELL],
         "bench": ["decode", "--model", "m"],
-        "table": ["table1", "--rows", "r"],
-        "figure": ["figure2", "--rows", "r"],
+        "table": ["table1", "--results", "r"],
+        "figure": ["figure2", "--results", "r"],
     }[verb]
     said = complaint(capsys, [verb, *needs, "--config", str(config), "--out", str(tmp_path / "out")])
     assert "run: missing" in said
@@ -380,9 +381,50 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, er
         main(command(make_job(), Path("t"), Path("o")))
 
 
-def test_the_schema_can_be_written(tmp_path: Path) -> None:
-    assert main(["schema", "--out", str(tmp_path / "schema.json")]) == 0
-    assert "widths" in json.loads((tmp_path / "schema.json").read_text())["properties"]
+# --- what belongs together ---
+
+
+RUN = ["--config", CONFIG, "--out", "o"]
+TOGETHER = {
+    "a text in blocks is made from --tokenizer": ["tokens", *RUN, "--text", "train", "--corpus", "c"],
+    "a filtered text is made from --rows, --seen": ["tokens", *RUN, "--text", "stdlib_filtered"],
+    "a filtered text takes no --corpus": [
+        *("tokens", *RUN, "--text", "stdlib_filtered", "--rows", "r", "--seen", "s", "--corpus", "c"),
+    ],
+    "a token stream takes no --seen": ["tokens", *RUN, "--corpus", "c", "--tokenizer", "t", "--seen", "s"],
+    "a tokenizer that is trained is made from --corpus": ["tokenizer", *RUN, "--gpt2"],
+    "the published tokenizer gpt2 takes no --corpus": [
+        *("tokenizer", "--config", str(ROOT / "config/paper.yaml"), "--gpt2", "--corpus", "c", "--out", "o"),
+    ],
+    "--size and --variant choose models of different kinds": ["pretrain", *RUN, "--size", "tiny", "--variant", "all"],
+    "--stage and --variant, --width choose": ["pretrain", *RUN, *CELL, "--stage", "S1"],
+    "GPT-2 tiny takes no --tokens": ["pretrain", *RUN, "--size", "tiny", "--blocks", "b", "--tokens", "t"],
+    "a model that is pre-trained takes no --blocks": ["pretrain", *RUN, *CELL, "--tokens", "t", "--blocks", "b"],
+    "give one of them": ["evaluate", "--model", "m", "--tokens", "t", "--blocks", "a=b"],
+    "--split: only with --tokens": ["evaluate", "--model", "m", "--blocks", "a=b", "--split", "train"],
+    "--seed: only with --models": ["evaluate", "--model", "m", "--tokens", "t", "--seed", "0"],
+    "--models needs --tokenizer": ["evaluate", "--models", "baseline=m", "--tokens", "t", *RUN],
+    "no table 'table9'; there are table1": ["table", "table9", *RUN],
+    "no figure 'table1'; there are figure1a": ["figure", "table1", *RUN],
+    "name the config of the run": ["table", "table1", "--out", "o"],
+    "name a figure and its folder": ["figure", "figure2", "--config", CONFIG],
+    "leave NAME out": ["figure", "figure2", "--published", "demo"],
+    "--figures: only with --published": ["figure", "figure2", *RUN, "--figures", "f"],
+    "no rows 'table1'; there are training": ["rows", "table1", "--out", "o"],
+    "rows training is made from RESULT": ["rows", "training", "--run", "r", "--out", "o"],
+    "rows training takes no --tokens": ["rows", "training", "f", "--run", "r", "--tokens", "t", "--out", "o"],
+    "rows study_S1 is made from --results": ["rows", "study_S1", *RUN],
+    "--any-code: only with --publish": ["compare", "--run", "demo", "--any-code"],
+}
+
+
+@pytest.mark.parametrize("said", TOGETHER)
+def test_options_that_do_not_belong_together_are_refused(said: str, monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = complaint(capsys, TOGETHER[said])
+    assert said in told
+    assert told.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- generate ---
@@ -483,7 +525,8 @@ def test_a_bench_from_the_command_line_is_what_the_tables_read(tapered: Path, tm
     assert bench.facts["load_after"] >= 0
     assert set(bench.unavailable) == ({"cudagraph"} if kind == "decode" else set())
     table = {"decode": "table2", "last_token": "table2v1"}[kind]
-    assert main(["table", table, "--config", CONFIG, "--bench", str(file), "--out", str(tmp_path / "tables")]) == 0
+    made = ["--results", str(tmp_path), "--out", str(tmp_path / "tables")]
+    assert main(["table", table, "--config", CONFIG, *made]) == 0
     assert (tmp_path / "tables" / f"{table}.md").is_file()
 
 

@@ -98,7 +98,7 @@ def test_a_fresh_model_is_trained_and_resumed_bitwise(blocks: Path, tmp_path: Pa
     make_base(JOB, blocks, tmp_path / "whole", MICRO)
     whole = outcome_of_base(tmp_path / "whole")
     settings = ["--job", canonical_json(JOB), "--hardware", canonical_json(MICRO)]
-    command = ["base", *settings, "--blocks", str(blocks), "--out", str(tmp_path / "killed")]
+    command = ["pretrain", *settings, "--blocks", str(blocks), "--out", str(tmp_path / "killed")]
     kill(partial(at_step, 6, "within"), command, tmp_path / "log")
     assert main(command) == 0
     assert outcome_of_base(tmp_path / "killed") == whole

@@ -10,12 +10,9 @@ from builders import NORMS, array, calibrated, decoder, randomise, tokens
 from tapernorm.architectures import architecture_of
 from tapernorm.folding import fold
 from tapernorm.models.decoder import lengthen
-from tapernorm_lab.experiments.speed.inference_graph import (
-    odd_rows,
-    oddities,
-    operations,
-    outcome,
-)
+from tapernorm_lab.experiments.odd_inputs.odd_inputs import outcome
+from tapernorm_lab.experiments.odd_inputs.rows import odd_rows
+from tapernorm_lab.experiments.speed.inference_graph import inspect_inference, operations
 from tapernorm_lab.models.dyt_derf import RIVALS, replace_norms, scale_embedding
 from tapernorm_lab.models.logit_temperature import temper
 
@@ -142,7 +139,7 @@ def test_the_rows_are_what_they_are_called():
 def test_a_tapered_model_is_measured_in_its_folded_form_and_left_as_it_was():
     model, taper = calibrated(dtype=torch.float32, final=True)
     before = builders.snapshot(model.state_dict())
-    found = oddities(model, TEXT)
+    found = inspect_inference(model, TEXT)
     assert found["operations"]["norm"] == 0
     folded, _ = fold(model)
     assert found["outcomes"]["text"] == outcome(folded, odd_rows(TEXT, vocabulary=29, context=11)["text"])

@@ -16,10 +16,11 @@ from tapernorm_lab.cli.main import main
 from tapernorm_lab.config.study import Arm, ArmJob, Stage
 from tapernorm_lab.config.study_runs import ArmRun, StageJob
 from tapernorm_lab.data.token_stream import TokenStream
-from tapernorm_lab.experiments.speed.inference_graph import oddities
+from tapernorm_lab.experiments.speed.inference_graph import inspect_inference
 from tapernorm_lab.experiments.speed.inference_graph_of_stage import stage_oddities
 from tapernorm_lab.experiments.study_arm import run_arm
 from tapernorm_lab.report.frames import decoding as decode_rows
+from tapernorm_lab.report.frames import inference_graph as oddities_rows
 from tapernorm_lab.report.table import ABSENT, markdown
 from tapernorm_lab.report.tables import inference_graph as oddities_table
 
@@ -75,6 +76,7 @@ def bench_file(path: Path, *, d_model: int = 12, n_layer: int = 2) -> Path:
         for arm, slower in (("dyt", 1.25), ("derf", 1.6)):
             document["cells"].append({**cell, "arm": arm, "seconds": [slower * s for s in cell["seconds"]]})
     document |= {"kind": "bench_rivals", "job": {**document["job"], "d_model": d_model, "n_layer": n_layer}}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
     return path
 
@@ -91,7 +93,7 @@ def test_each_run_has_a_row_and_a_diverged_one_says_so(run, rows) -> None:
         assert row["text_finite"] is True
     model = load(results / "study/S2/all/seed2", Decoder)
     mine = next(row for row in rows if (row["arm"], row["seed"]) == ("all", 2))
-    expected = oddities(model, TokenStream.open(streams, "valid").tokens)
+    expected = inspect_inference(model, TokenStream.open(streams, "valid").tokens)
     assert mine["random_ce"] == expected["outcomes"]["random"]["ce"]
     assert mine["same_activation_max"] == expected["outcomes"]["same"]["activation_max"]
 
@@ -109,14 +111,14 @@ def test_a_run_of_another_job_is_refused(run) -> None:
 def test_rows_come_back_from_csv_as_they_were(run, rows, tmp_path) -> None:
     job, *_ = run
     path = tmp_path / "rows.csv"
-    oddities_table.write(rows, path)
-    found = oddities_table.read(path, job)
+    oddities_rows.write(rows, path)
+    found = oddities_rows.read(path, job)
     for mine, back in zip(rows, found, strict=True):
         assert {name: value for name, value in back.items() if value is not None} == mine
-    with pytest.raises(UserError, match="holds other runs"):
-        oddities_table.read(path, job.model_copy(update={"runs": job.runs[1:]}))
+    with pytest.raises(UserError, match="differ in arms"):
+        oddities_rows.read(path, job.model_copy(update={"runs": job.runs[1:]}))
     with pytest.raises(UserError, match=r"no file .*absent"):
-        oddities_table.read(tmp_path / "absent.csv", job)
+        oddities_rows.read(tmp_path / "absent.csv", job)
 
 
 def test_each_arm_gets_the_speed_of_the_timed_arm_that_leaves_the_same(run, rows, tmp_path) -> None:
@@ -169,14 +171,13 @@ def test_the_table_says_what_is_left_and_what_is_not_finite(run, rows) -> None:
 
 def test_the_command_line_makes_rows_and_table(run, tmp_path, capsys) -> None:
     job, results, streams = run
-    told = ["--job", canonical_json(job), "--device", "cpu"]
-    rows_file = tmp_path / "oddities_S2.csv"
-    made = ["oddities", "rows", *told, "--results", str(results), "--tokens", str(streams), "--out", str(rows_file)]
-    assert main(made) == 0
-    bench = bench_file(tmp_path / "bench.json")
-    made = ["oddities", "table", *told, "--rows", str(rows_file), "--bench", str(bench), "--out", str(tmp_path)]
-    assert main(made) == 0
+    told = ["--job", canonical_json(job)]
+    out = ["--out", str(tmp_path / "tables")]
+    made = ["rows", "study_S2_oddities", *told, "--device", "cpu", "--results", str(results), "--tokens", str(streams)]
+    assert main([*made, *out]) == 0
+    bench_file(tmp_path / "bench/rivals_S2.json")
+    assert main(["table", "table_S2_oddities", *told, "--results", str(tmp_path), "--out", str(tmp_path)]) == 0
     assert {path.suffix for path in tmp_path.glob("table_S2_oddities.*")} == {".csv", ".md", ".tex", ".html"}
     assert "5 tanh" in (tmp_path / "table_S2_oddities.md").read_text()
-    assert main(["oddities", "rows", *told, "--out", str(rows_file)]) == 2
-    assert "oddities rows is made from --results: name it" in capsys.readouterr().err
+    assert main(["rows", "study_S2_oddities", *told, *out]) == 2
+    assert "rows study_S2_oddities is made from --results, --tokens: name it" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from tapernorm.util.errors import UserError
 from tapernorm_lab.data.blocks import Blocks
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.token_stream import TokenStream
-from tapernorm_lab.experiments.odd_inputs.odd_input_rows import trials
+from tapernorm_lab.experiments.odd_inputs.rows import trials
 
 START, REPEAT = CONTEXT // 4, 5
 
@@ -83,7 +83,7 @@ def test_rows_and_their_hash_are_a_function_of_the_seed(made):
 
 
 def test_tokens_never_seen_are_left_out_where_there_are_none(made, monkeypatch):
-    monkeypatch.setattr("tapernorm_lab.experiments.odd_inputs.odd_input_rows.never_seen", lambda counts: counts[:0])
+    monkeypatch.setattr("tapernorm_lab.experiments.odd_inputs.rows.never_seen", lambda counts: counts[:0])
     assert list(tried(made)) == ["held_out", "code", "rare", "longer"]
 
 

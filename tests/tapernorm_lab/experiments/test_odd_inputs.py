@@ -18,7 +18,6 @@ from tapernorm.util.hashing import canonical_json, digest
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.token_stream import TokenStream
-from tapernorm_lab.experiments.odd_inputs.odd_input_rows import trials
 from tapernorm_lab.experiments.odd_inputs.odd_inputs import (
     beside_baseline,
     blown,
@@ -27,6 +26,7 @@ from tapernorm_lab.experiments.odd_inputs.odd_inputs import (
     score_models,
     tail,
 )
+from tapernorm_lab.experiments.odd_inputs.rows import trials
 from tapernorm_lab.training.validation_loss import evaluate
 
 CPU = torch.device("cpu")
@@ -252,20 +252,19 @@ def test_what_does_not_belong_together_is_refused(made, tmp_path):
 
 
 def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp_path, capsys):
-    words = ["robustness", "--job", canonical_json(job()), "--models", f"baseline={made / 'baseline'}"]
+    words = ["evaluate", "--job", canonical_json(job()), "--models", f"baseline={made / 'baseline'}"]
     words += [f"all={made / 'all'}", "--tokens", str(made / "tokens"), "--tokenizer", str(made / "tokenizer")]
     out = tmp_path / "seed3.json"
     assert main([*words, "--texts", f"code={made / 'code'}", "--out", str(out)]) == 0
     assert "all, never_seen, repeats: mean" in capsys.readouterr().out
     about = ["--job", json.dumps(report(stage=None))]
-    assert main(["trials", "rows", str(out), *about, "--out", str(tmp_path)]) == 0
-    for what in ("table", "figure"):
-        assert main(["trials", what, "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 0
+    assert main(["rows", "study_S3", str(out), *about, "--out", str(tmp_path / "tables")]) == 0
+    for what in ("table_S3", "table_S3x", "figure_S3"):
+        made_of = [*about, "--results", str(tmp_path), "--out", str(tmp_path / "made")]
+        assert main([what.partition("_")[0], what, *made_of]) == 0
     names = {path.name for path in (tmp_path / "made").glob("[!.]*")}
     tables = {f"table_S3{x}.{kind}" for x in ("", "x") for kind in ("csv", "md", "tex", "html")}
     assert names == tables | {f"figure_S3.{kind}" for kind in ("pdf", "png", "csv")}
-    assert main(["trials", "table", str(out), *about, "--out", str(tmp_path)]) == 2
-    assert "trials table is made from --rows" in capsys.readouterr().err
 
 
 def report(**changes):
@@ -276,12 +275,14 @@ def report(**changes):
 
 def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(made, result, tmp_path, capsys):
     about = ["--job", json.dumps(report())]
-    assert main(["trials", "rows", str(made / "scores.json"), *about, "--out", str(tmp_path)]) == 0
-    assert main(["trials", "table", "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 0
+    rows = ["study_S3_S2", str(made / "scores.json")]
+    assert main(["rows", *rows, *about, "--out", str(tmp_path / "tables")]) == 0
+    results = ["--results", str(tmp_path)]
+    assert main(["table", "table_S3_S2", *results, *about, "--out", str(tmp_path / "made")]) == 0
     names = {path.name for path in (tmp_path / "made").glob("[!.]*")}
     assert names == {f"table_S3_S2.{kind}" for kind in ("csv", "md", "tex", "html")}
-    assert main(["trials", "figure", "--rows", str(tmp_path), *about, "--out", str(tmp_path / "made")]) == 2
-    assert "the figure is of the run's own models: leave --stage out" in capsys.readouterr().err
+    assert main(["figure", "figure_S3", *results, *about, "--out", str(tmp_path / "made")]) == 2
+    assert "figure_S3 is about the run's own models, and --job about stage S2" in capsys.readouterr().err
     for changes, complaint in (
         ({"cells": [[12, 3], [12, 4]]}, "not of the same widths and seeds, see d 12 seed 4: run"),
         ({"cells": [[24, 3]]}, "see d 12 seed 3, d 24 seed 3"),
@@ -291,26 +292,26 @@ def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(m
         ),
     ):
         other = ["--job", json.dumps(report(**changes))]
-        assert main(["trials", "table", "--rows", str(tmp_path), *other, "--out", str(tmp_path / "other")]) == 2
+        assert main(["table", "table_S3_S2", *results, *other, "--out", str(tmp_path / "other")]) == 2
         assert complaint in capsys.readouterr().err
 
 
 def test_a_config_names_the_arms_and_the_seeds_that_a_stages_scores_must_be_of(made, tmp_path, capsys):
-    config = ["--config", str(TEST), "--stage", "S1"]
+    named = ["--config", str(TEST)]
+    config = [*named, "--stage", "S1"]
     given = ["--models", f"baseline={made / 'baseline'}", "--tokens", str(made / "tokens")]
     given += ["--tokenizer", str(made / "tokenizer"), "--out", str(tmp_path / "scores.json")]
-    assert main(["robustness", *config, "--seed", "1", *given]) == 2
+    assert main(["evaluate", *config, "--seed", "1", *given]) == 2
     assert "names the models baseline, internal_25_100, internal_50_75, diverging" in capsys.readouterr().err
-    assert main(["robustness", *config, *given]) == 2
+    assert main(["evaluate", *config, *given]) == 2
     assert "--config needs --seed: which job" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["robustness", *config, "--width", "24", "--seed", "1", *given])
-    assert "not allowed with argument --stage" in capsys.readouterr().err
-    assert main(["trials", "rows", str(made / "scores.json"), *config, "--out", str(tmp_path)]) == 2
+    assert main(["evaluate", *config, "--width", "24", "--seed", "1", *given]) == 2
+    assert "--width is that of the run's own models, and --stage has its own" in capsys.readouterr().err
+    assert main(["rows", "study_S3_S1", str(made / "scores.json"), *named, "--out", str(tmp_path)]) == 2
     assert "table S3_S1 of this config and these scores are not of the same widths" in capsys.readouterr().err
-    about = ["--job", json.dumps(report()), "--stage", "S1"]
-    assert main(["trials", "rows", str(made / "scores.json"), *about, "--out", str(tmp_path)]) == 2
-    assert "a --job names its own" in capsys.readouterr().err
+    about = ["--job", json.dumps(report())]
+    assert main(["rows", "study_S3_S1", str(made / "scores.json"), *about, "--out", str(tmp_path)]) == 2
+    assert "--job, which names rows study_S3_S2" in capsys.readouterr().err
 
 
 def test_a_run_that_diverged_has_no_score_and_is_named_and_a_diverged_baseline_is_refused(made, result, tmp_path):

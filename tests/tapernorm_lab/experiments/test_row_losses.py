@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tapernorm_lab.experiments.loss_histogram import RESOLUTION, LossHistogram
+from tapernorm_lab.experiments.loss_quantiles import RESOLUTION, quantile, rounded
 from tapernorm_lab.experiments.row_losses import RowScores, score_rows, target_losses
 
 CPU = torch.device("cpu")
@@ -40,9 +40,7 @@ def by_hand(model, rows):
 
 
 def scores_of(rows, tokens=()):
-    histogram = LossHistogram(CPU)
-    histogram.add(torch.tensor([*tokens]) if len(tokens) else torch.ones(3))
-    return RowScores(torch.tensor(rows, dtype=torch.float64), histogram)
+    return RowScores(torch.tensor(rows, dtype=torch.float64), rounded(torch.tensor([*(tokens or [1.0])])))
 
 
 @pytest.mark.parametrize("batch", [1, 4, 100])
@@ -63,7 +61,7 @@ def test_every_row_is_scored_in_order_the_last_partial_batch_included(batch, dty
     scores = score_rows(model, rows, batch=batch, device=CPU)
     np.testing.assert_allclose(scores.rows.numpy(), expected.mean(axis=1), rtol=1e-12)
     for q in (0.5, 0.999):
-        assert scores.tokens.quantile(q) == pytest.approx(np.quantile(expected, q), rel=1.01 * RESOLUTION)
+        assert quantile(scores.tokens, q) == pytest.approx(np.quantile(expected, q), rel=1.01 * RESOLUTION)
     full = len(rows) // batch * batch
     if 0 < full < len(rows):  # what would be said without the rest
         assert abs(expected[:full].mean() - expected.mean()) > 1e-4
@@ -194,14 +192,14 @@ class Held(TorchDispatchMode):
         self.now -= size
 
 
-def test_peak_memory_grows_by_eight_bytes_a_row_and_no_more():
+def test_peak_memory_grows_by_the_losses_that_are_kept_and_no_more():
     model, few, many = gpt2().eval(), 8, 72
 
-    def streamed(rows):
+    def scored(rows):
         score_rows(model, rows, batch=4, device=CPU)
 
     @torch.no_grad()
-    def kept(rows):
+    def gathered(rows):
         parts = [target_losses(model(input_ids=some.long()).logits, some.long()) for some in rows.split(4)]
         assert len(torch.cat(parts)) == len(rows)
 
@@ -214,5 +212,6 @@ def test_peak_memory_grows_by_eight_bytes_a_row_and_no_more():
             peaks.append(held.peak)
         return peaks[1] - peaks[0]
 
-    assert growth(streamed) == 8 * (many - few)
-    assert growth(kept) >= 4 * (CONTEXT - 1) * (many - few)  # float32 losses of every target
+    losses = 4 * (CONTEXT - 1) * (many - few)  # float32, of every target
+    assert growth(scored) == 8 * (many - few) + losses
+    assert growth(gathered) >= losses

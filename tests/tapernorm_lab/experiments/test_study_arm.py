@@ -128,7 +128,7 @@ def test_a_config_names_the_job_by_stage_arm_and_seed(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(tapernorm_lab.experiments.study_arm, "run_arm", recorded)
     folders = ["--tokens", str(tmp_path), "--out", str(tmp_path)]
-    named = ["arm", "--config", str(ROOT / "config/test.yaml"), "--stage", "S4", "--arm", "internal_relative"]
+    named = ["pretrain", "--config", str(ROOT / "config/test.yaml"), "--stage", "S4", "--arm", "internal_relative"]
     assert main([*named, "--seed", "2", *folders]) == 0
     assert asked == [config.arm_job(stage, stage.arm("internal_relative"), 2)]
     assert asked[0].treatment == Treatment(anchor="relative")

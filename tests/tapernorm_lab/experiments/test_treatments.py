@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from builders import array, attached, close, decoder, normal, snapshot, tokens
+from builders import array, attached, attached_as, close, decoder, normal, snapshot, tokens
 from crashing import at_step, kill
 from training import HARDWARE, START, STEPS, make_job, metrics_of, outcome_of, write_stream
 
@@ -29,7 +29,7 @@ from tapernorm_lab.experiments.pretrain import pretrain
 from tapernorm_lab.experiments.study_anchor import ScaleLossAlone
 from tapernorm_lab.experiments.study_arm import run_arm
 from tapernorm_lab.experiments.taper_start_jump import ScoredTaper
-from tapernorm_lab.experiments.treatments import attach, prepare
+from tapernorm_lab.experiments.treatments import attach_arm, prepare
 from tapernorm_lab.models.c_per_feature import FeaturewiseNorm, make_featurewise
 from tapernorm_lab.models.dyt_derf import DynamicErf, DynamicTanh, ScaledEmbedding
 from tapernorm_lab.models.logit_temperature import Tempered
@@ -63,7 +63,7 @@ def built(name: str, validate=None) -> tuple[Decoder, Taper | None]:
     job = arm_of(name)
     model = Decoder(job.pretrain.model).initialize(generator(3, "init"))
     prepare(model, job.treatment)
-    return model, attach(model, job, validate or (lambda: Evaluation(1.0, 1, None)))
+    return model, attach_arm(model, job, validate or (lambda: Evaluation(1.0, 1, None)))
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_the_scale_loss_alone_pulls_at_a_frozen_running_mean_and_leaves_every_no
         driver.set_step(step)
         with driver.observe(), torch.no_grad():
             model(tokens(seed=step))
-            assert driver.auxiliary_loss(tokens()).item() == 0.0
+            assert driver.anchor_loss().item() == 0.0
         h = driver._probe.hidden
         assert h is not None
         means.append(np.mean(reference.rms(array(h), eps)))
@@ -213,7 +213,7 @@ def test_the_scale_loss_alone_pulls_at_a_frozen_running_mean_and_leaves_every_no
         driver.set_step(step)
         with driver.observe():
             assert close(model(tokens(seed=90 + step)), plain(tokens(seed=90 + step)))
-            loss = driver.auxiliary_loss(tokens())
+            loss = driver.anchor_loss()
         h = driver._probe.hidden
         assert h is not None
         assert driver.scale_target.item() == pytest.approx(target, rel=1e-12)
@@ -221,7 +221,7 @@ def test_the_scale_loss_alone_pulls_at_a_frozen_running_mean_and_leaves_every_no
         assert loss.item() != pytest.approx(reference.anchor_loss(array(h), means[-1], weight, eps, layer_norm=False))
         (gradient,) = torch.autograd.grad(loss, h)
         assert close(gradient, reference.anchor_gradient(array(h), target, weight, eps, layer_norm=False), 1e-9)
-    assert driver.row()["gate"] == 1.0
+    assert driver.gate.item() == 1.0
 
 
 def test_a_run_of_the_scale_loss_alone_is_the_baselines_until_it_starts_and_another_after(
@@ -250,11 +250,11 @@ def block_losses(model: torch.nn.Module, rows: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("vector", [False, True])
 def test_the_jump_is_the_loss_of_the_linear_maps_less_that_of_the_norms(vector: bool) -> None:
-    model, taper = attached(final=True)
+    model, driver = attached_as(ScoredTaper, final=True)
     rows = tokens(seed=8)
-    driver = ScoredTaper.of(taper, partial(evaluate_blocks, model, rows, batch=3, device=torch.device("cpu")))
+    driver.validate = partial(evaluate_blocks, model, rows, batch=3, device=torch.device("cpu"))
     if vector:
-        for name in taper.swapped:
+        for name in driver.swapped:
             norm = model.get_submodule(name)
             assert isinstance(norm, TaperNorm)
             make_featurewise(norm)
@@ -283,14 +283,14 @@ def test_the_jump_is_the_loss_of_the_linear_maps_less_that_of_the_norms(vector: 
 
 
 def test_a_calibration_by_hand_is_measured_too_and_leaves_the_gate_where_it_was() -> None:
-    model, taper = attached()
+    model, driver = attached_as(ScoredTaper)
     scores: list[float] = []
 
     def validate() -> Evaluation:
-        scores.append(taper.gate.item())
+        scores.append(driver.gate.item())
         return Evaluation(6.0 - scores[-1], 2, None)
 
-    driver = ScoredTaper.of(taper, validate)
+    driver.validate = validate
     with driver.observe(), torch.no_grad():
         model(tokens())
     driver.calibrate()

@@ -1,6 +1,7 @@
 """What the dry run sees coming, on models with an outlier put into them and without."""
 
 import shlex
+import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -10,14 +11,18 @@ import transformers
 from offline import offline
 from own_models import EOS, story, write_model, write_stories
 from places import ROOT
+from taper_runs import run_of
 
-import tapernorm_lab.own_model.request
+import tapernorm_lab.own_model.resolve
 from tapernorm import spread
-from tapernorm.checkpoints.pretrained import find, load_pretrained, skeleton
+from tapernorm.architectures import vocabulary_of
+from tapernorm.checkpoints.pretrained import load_pretrained
 from tapernorm.util.errors import UserError
-from tapernorm_lab.own_model import foresight
-from tapernorm_lab.own_model.dry_run import outline
-from tapernorm_lab.own_model.request import Request
+from tapernorm_lab.data.hf_tokenizer import save_hub_tokenizer
+from tapernorm_lab.data.tokenizers import open_tokenizer
+from tapernorm_lab.own_model import dry_run, scale_warnings
+from tapernorm_lab.own_model.dry_run import look_ahead, outline
+from tapernorm_lab.own_model.options import Request
 from tapernorm_lab.own_model.taper_own_model import taper_model
 
 SMOLLM2 = ROOT / "build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -37,9 +42,15 @@ def request(home: Path, model: str = "llama", **changes) -> Request:
     return Request(**{**base, "threads": 1, "device": "cpu", **changes})
 
 
-def look(asked: Request) -> foresight.Look:
-    base = find(asked.model)
-    return foresight.look_ahead(asked, base, skeleton(base))
+def shown_by(asked: Request) -> str:
+    return outline(run_of(asked))
+
+
+def look(asked: Request) -> scale_warnings.Look:
+    run = run_of(asked)
+    with tempfile.TemporaryDirectory() as folder:
+        save_hub_tokenizer(run.base, Path(folder), vocab_size=vocabulary_of(run.outlined))
+        return look_ahead(run, open_tokenizer(Path(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +82,7 @@ def test_the_dry_run_marks_and_names_the_norms_that_go_and_that_a_constant_canno
     asked = request(home, "outlying", final=final)
     assert all(one.misfits == ("tail",) for one in look(asked).spreads.values())  # of a residual stream: everywhere
     count = 5 if final else 4
-    table, found, warning = outline(asked).partition(f"\n\n{count} of the {count}")
+    table, found, warning = shown_by(asked).partition(f"\n\n{count} of the {count}")
     assert found
     marked = [line.split()[0] for line in table.splitlines() if "!" in line and line.startswith("model")]
     assert len(marked) == count
@@ -85,7 +96,7 @@ def test_the_dry_run_marks_and_names_the_norms_that_go_and_that_a_constant_canno
 
 
 def test_what_was_chosen_against_outliers_is_told_and_norms_left_out_are_not_warned_of(home, outlying):
-    shown = outline(request(home, "outlying", level_weight=0.5, sites=("*.1.*",)))
+    shown = shown_by(request(home, "outlying", level_weight=0.5, sites=("*.1.*",)))
     assert "level loss 0.5" in shown
     assert "\n\n2 of the 2 norms that go meet" in shown
     assert "--level 0.5 levels these scales while the norms still work (chosen)" in shown
@@ -98,7 +109,7 @@ def test_the_norms_that_a_constant_can_stand_for_come_as_an_option_to_paste(home
     model = [*names, "model.norm"]
     one, other = next(iter(quiet.spreads.values())), next(iter(loud.spreads.values()))
     spreads = {name: other if ".3." in name or name in (names[8], "model.norm") else one for name in model}
-    made = foresight.Look(spreads, loud.rows, loud.coder)
+    made = scale_warnings.Look(spreads, loud.rows, loud.coder)
     *_, option = made.warnings(model, level_weight=0.0)
     words = shlex.split(option)
     assert words[0] == "--sites"
@@ -111,14 +122,15 @@ def test_the_norms_that_a_constant_can_stand_for_come_as_an_option_to_paste(home
 
 def test_a_model_without_an_outlier_gets_no_warning(home):
     """The control of the test above."""
-    shown = outline(request(home))
+    shown = shown_by(request(home))
+    assert "the weights were not read" not in shown
     assert "cannot stand for:" not in shown
     assert not [line for line in shown.splitlines() if "!" in line and line.startswith("model.")]
 
 
 def test_columns_are_the_measured_numbers(home, outlying):
     spreads = look(request(home, "outlying")).spreads
-    lines = [line.split() for line in outline(request(home, "outlying")).splitlines() if line.startswith("model.")]
+    lines = [line.split() for line in shown_by(request(home, "outlying")).splitlines() if line.startswith("model.")]
     assert [line[0] for line in lines] == list(spreads)
     for line in lines:
         one = spreads[line[0]]
@@ -132,19 +144,19 @@ def test_what_is_not_here_is_said_and_nothing_is_fetched(home, tmp_path, monkeyp
     def never(*_, **__):
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr(foresight, "load_pretrained", never)
+    monkeypatch.setattr(dry_run, "load_pretrained", never)
     coder = transformers.AutoTokenizer.from_pretrained(home / "llama")
     transformers.AutoConfig.from_pretrained(home / "llama").save_pretrained(tmp_path)
     coder.save_pretrained(tmp_path)
     here = {str(home / "a/model"): tmp_path}  # what the hub's small files lie in
-    monkeypatch.setattr(tapernorm_lab.own_model.request, "find", lambda source, **_: here.get(source, Path(source)))
+    monkeypatch.setattr(tapernorm_lab.own_model.resolve, "find", lambda source, **_: here.get(source, Path(source)))
     cases = {
         "the weights are not here yet": {"model": "a/model"},
         "the text 'openwebtext' would have to be downloaded first": {"data": ("openwebtext",)},
     }
     for reason, changes in cases.items():
         with offline():
-            shown = outline(request(home, **changes))
+            shown = shown_by(request(home, **changes))
         (told,) = (line for line in shown.splitlines() if line.startswith("scales not measured: "))
         assert reason in told
         assert "4 norms go" in shown
@@ -176,7 +188,7 @@ def test_what_the_run_would_refuse_is_refused(home, tmp_path):
     for reason, changes in cases.items():
         asked = request(home, **{"out": tmp_path / "run", **changes})
         said = []
-        for refused in (outline, taper_model):
+        for refused in (shown_by, lambda asked: taper_model(run_of(asked))):
             with pytest.raises(UserError) as raised:
                 refused(asked)
             said.append(str(raised.value))
@@ -186,10 +198,11 @@ def test_what_the_run_would_refuse_is_refused(home, tmp_path):
         assert not (tmp_path / "run/model.safetensors").exists()
 
 
-def test_a_model_too_large_for_a_look_is_not_loaded(home, monkeypatch):
-    monkeypatch.setattr(foresight, "_LARGEST", 10)
-    with pytest.raises(UserError, match="too many for a quick look"):
-        look(request(home))
+def test_a_model_too_large_for_a_look_is_not_loaded_and_that_is_said(home, monkeypatch):
+    monkeypatch.setattr(dry_run, "_LARGEST", 10)
+    shown = shown_by(request(home))
+    assert "too many for a quick look" in shown
+    assert "\nthe weights were not read" in shown
 
 
 @pytest.mark.parametrize(
@@ -197,7 +210,7 @@ def test_a_model_too_large_for_a_look_is_not_loaded(home, monkeypatch):
     [(135e6, 1024, (8, 128)), (135e6, 64, (17, 64)), (1e4, 512, (64, 128)), (3e9, 512, (2, 128))],
 )
 def test_a_look_costs_about_the_same_for_every_size(parameters, context, shape):
-    assert foresight._shape(int(parameters), context) == shape
+    assert scale_warnings.shape_of_look(int(parameters), context) == shape
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tapernorm_lab.own_model.options import HELD_OUT, Request, check
 
 REFUSED = """
 import sys
-from tapernorm.cli import main
+from tapernorm_lab.cli.main import main
 for words in {commands!r}:
     assert main(words) == 2, words
 print(sorted({{"torch", "transformers", "datasets", "pyarrow"}} & set(sys.modules)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import own_models
 import pytest
 from own_models import SPARE, story, write_model, write_stories
-from tiny_models import tiny
+from taper_runs import run_of
 
 from tapernorm.util.atomic_files import read_json
 from tapernorm.util.errors import UserError
@@ -14,7 +14,7 @@ from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.hf_tokenizer import save_hub_tokenizer
 from tapernorm_lab.data.tokenizers import open_tokenizer
 from tapernorm_lab.own_model import own_text as owntext
-from tapernorm_lab.own_model.options import Request
+from tapernorm_lab.own_model.options import Request, check
 
 CONTEXT = 16
 
@@ -36,19 +36,14 @@ def request(home: Path, out: Path, data: str = "train.txt", **scored: str) -> Re
     return Request(**base, scored=texts, batch=2, threads=1, device="cpu")
 
 
-def prepared(home: Path, asked: Request):
-    model = tiny("gpt2", vocab_size=own_models.VOCABULARY + SPARE)
-    return owntext.prepare(asked, home / "gpt2", model, CONTEXT)
-
-
 def looked(home: Path, asked: Request) -> list[str]:
-    return owntext.look_through(asked, open_tokenizer(home / "tokenizer"), CONTEXT)
+    return owntext.look_through(check(asked), open_tokenizer(home / "tokenizer"), CONTEXT)
 
 
 def test_a_book_is_trained_on_and_held_out_in_passages_and_that_is_told(home, tmp_path, capsys):
     asked = request(home, tmp_path, "book.txt")
     told = looked(home, asked)
-    blocks = prepared(home, asked)
+    blocks = owntext.prepare(run_of(asked))
     assert capsys.readouterr().err.splitlines() == told
     assert "one document" in told[0]
     lines = {
@@ -77,7 +72,7 @@ def test_a_scored_text_that_is_trained_on_is_told_by_its_documents(home, tmp_pat
     (home / "part.txt").write_text("<|endoftext|>".join([trained[3], story(5000), trained[7]]))
     asked = request(home, tmp_path / "run", data, more=scored)
     told = [line for line in looked(home, asked) if line.startswith("--score")]
-    prepared(home, asked)
+    owntext.prepare(run_of(asked))
     seen = owntext.seen_in_training(tmp_path / "run")
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("--score")] == told
     if count is None:
@@ -90,14 +85,15 @@ def test_a_scored_text_that_is_trained_on_is_told_by_its_documents(home, tmp_pat
 
 
 def trained_lines(home: Path, out: Path) -> list[str]:
-    prepared(home, request(home, out))
+    owntext.prepare(run_of(request(home, out)))
     return (out / "data/held-out/corpus/train.jsonl").read_text().splitlines()
 
 
 def test_another_text_forgets_what_was_seen_of_an_earlier_one(home, tmp_path):
-    prepared(home, request(home, tmp_path, more="train.txt"))
+    first, other = (run_of(request(home, tmp_path, more=text)) for text in ("train.txt", "other.txt"))
+    owntext.prepare(first)
     assert owntext.seen_in_training(tmp_path)
-    prepared(home, request(home, tmp_path, more="other.txt"))
+    owntext.prepare(other)
     assert owntext.seen_in_training(tmp_path) == {}
 
 
@@ -121,9 +117,9 @@ def test_of_a_long_text_no_more_is_read_than_tells(home, tmp_path, monkeypatch):
     path = tmp_path / "long.jsonl"
     lines = [json.dumps({"text": story(i)}) for i in range(300)]
     path.write_text("\n".join([*lines, "damaged"]))
-    asked = Request(model="", data=(str(path),), steps=12, out=tmp_path, valid_fraction=0.2)
+    asked = Request(model="m", data=(str(path),), steps=12, out=tmp_path, valid_fraction=0.2)
     coder = open_tokenizer(home / "tokenizer")
     with pytest.raises(UserError, match=r"long.jsonl:301: not JSON"):
-        owntext.look_through(Request(**{**vars(asked), "model": "m"}), coder, CONTEXT)
+        owntext.look_through(check(asked), coder, CONTEXT)
     monkeypatch.setattr(owntext, "_READ", 1000)
-    assert owntext.look_through(Request(**{**vars(asked), "model": "m"}), coder, CONTEXT) == []
+    assert owntext.look_through(check(asked), coder, CONTEXT) == []

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from own_models import write_model, write_stories
+from taper_runs import run_of
 
 from tapernorm import spread
 from tapernorm.checkpoints.pretrained import load_pretrained
@@ -14,9 +15,10 @@ from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.blocks import Blocks
 from tapernorm_lab.data.tokenizers import open_tokenizer, piece_of
 from tapernorm_lab.own_model import scales_before_after as spreadfile
-from tapernorm_lab.own_model.request import Request
+from tapernorm_lab.own_model.options import Request
 from tapernorm_lab.own_model.taper_own_model import taper_model
 
+CPU = ["--device", "cpu"]
 TOKENS = 96  # six rows of 16
 
 
@@ -32,9 +34,15 @@ def home(tmp_path_factory) -> Path:
 def run(home) -> Path:
     sizes = {"batch": 3, "valid_fraction": 0.2, "threads": 1, "device": "cpu"}
     base = {"model": str(home / "llama"), "data": (str(home / "train.txt"),), "steps": 12, "out": home / "run"}
-    taper_model(Request(**base, **sizes))
-    assert main(["spread", "--model", str(home / "run"), "--tokens", str(TOKENS), "--device", "cpu"]) == 0
+    taper_model(run_of(Request(**base, **sizes)))
+    assert main(measuring(home / "run", home / "rows", TOKENS)) == 0
     return home / "run"
+
+
+def measuring(run: Path, out: Path, tokens: int | None) -> list[str]:
+    """The words that measure the scales of `run`, on so many tokens, and gather them."""
+    more = [] if tokens is None else ["--scale-tokens", str(tokens)]
+    return ["rows", "tapers", f"all={run}", "--run", "tiny", "--caption", "A trial.", *more, "--out", str(out), *CPU]
 
 
 def held_out(run: Path) -> torch.Tensor:
@@ -65,56 +73,52 @@ def test_the_constants_are_those_of_the_norms_that_are_gone(run):
     assert found == {name: pytest.approx(norm["c"], rel=1e-6) for name, norm in trained.items()} | {"model.norm": None}
 
 
-def test_what_was_measured_is_not_measured_again_and_more_tokens_are(run, monkeypatch):
+def test_what_was_measured_is_not_measured_again_and_more_tokens_are(run, tmp_path, monkeypatch):
     def never(*_, **__):
         raise AssertionError("measured again")
 
     before = (run / "spread.json").read_bytes()
     with monkeypatch.context() as patched:
         patched.setattr(spreadfile, "measure", never)
-        assert main(["spread", "--model", str(run), "--tokens", str(TOKENS), "--device", "cpu"]) == 0
+        for tokens in (TOKENS, None):
+            assert main(measuring(run, tmp_path, tokens)) == 0
         assert (run / "spread.json").read_bytes() == before
         with pytest.raises(AssertionError, match="measured again"):
-            main(["spread", "--model", str(run), "--tokens", "48", "--device", "cpu"])
+            main(measuring(run, tmp_path, 48))
 
 
 def test_another_base_model_than_the_runs_is_refused(home, run, tmp_path, capsys):
     config = home / "llama/config.json"
     before = config.read_bytes()
     config.write_bytes(before + b"\n")
-    assert main(["spread", "--model", str(run), "--tokens", "48", "--device", "cpu"]) == 2
+    assert main(measuring(run, tmp_path / "rows", 48)) == 2
     config.write_bytes(before)
     assert "is no longer the model that" in capsys.readouterr().err
-    assert main(["spread", "--model", str(tmp_path), "--device", "cpu"]) == 2
+    assert main(measuring(tmp_path, tmp_path / "rows", None)) == 2
     assert "holds no result.json: give the run folder of a finished `tapernorm taper`" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_refused_and_not_made(tmp_path, capsys):
-    assert main(["spread", "--model", str(tmp_path / "typo"), "--device", "cpu"]) == 2
+    assert main(measuring(tmp_path / "typo", tmp_path / "rows", None)) == 2
     assert "holds no result.json" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
 
 
 def test_tables_and_figure_are_written_and_are_the_same_bytes_again(run, tmp_path):
-    words = ["outcome", "--runs", f"all={run}", "--run", "tiny", "--caption", "A trial."]
     for name in ("one", "two"):
         out = tmp_path / name
-        assert main([*words, "--results", str(out), "--figures", str(out / "figures")]) == 0
+        assert main(measuring(run, out / "rows", None)) == 0
+        for verb in ("table", "figure"):
+            assert main([verb, "tapers", "--results", str(out), "--out", f"{out}/{verb}s"]) == 0
     tables = [f"{stem}.{kind}" for stem in ("norms_all", "scores") for kind in ("csv", "md", "tex")]
     figures = [f"figure_spread_all.{kind}" for kind in ("csv", "pdf", "png")]
     for folder, names in {"tables": tables, "figures": figures}.items():
-        assert sorted(path.name for path in (tmp_path / "one" / folder).glob("[!.]*")) == names
+        assert (
+            sorted(path.name for path in (tmp_path / "one" / folder).glob("[!.]*") if path.suffix != ".html") == names
+        )
         for name in names:
             one, two = ((tmp_path / which / folder / name).read_bytes() for which in ("one", "two"))
             assert one == two
     shown = (tmp_path / "one/tables/scores.md").read_text()
     after = read_json(run / "scores.json")["corpora"]["held-out"]["after"]
     assert f"| held-out | all        |     4 of 5 |    {after['bits_per_byte']:.4f} |" in shown
-
-
-def test_a_run_without_measured_scales_is_told_to_measure_them(run, tmp_path, capsys):
-    for name in ("result.json", "scores.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((run / name).read_bytes())
-    words = ["outcome", "--runs", f"all={tmp_path}", "--run", "tiny", "--results", f"{tmp_path}/out", "--figures", "x"]
-    assert main(words) == 2
-    assert "spread.json" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import own_models
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 import transformers
 from builders import close, snapshot, tokens
 from own_models import SPARE, write_model, write_stories
+from taper_runs import run_of
 from tiny_models import CASES, tiny
 from tokenizers import Tokenizer
 
@@ -28,18 +30,20 @@ from tapernorm.folding import fold
 from tapernorm.util.atomic_files import read_json
 from tapernorm.util.errors import UserError
 from tapernorm_lab.cli.main import main
-from tapernorm_lab.config.jobs import FinetuneJob, OwnJob
 from tapernorm_lab.data.blocks import Blocks, batch_of
 from tapernorm_lab.own_model import own_text as owntext
 from tapernorm_lab.own_model import taper_own_model as recipe
 from tapernorm_lab.own_model.dry_run import outline
-from tapernorm_lab.own_model.request import Request, hardware_of, job_of
-from tapernorm_lab.own_model.taper_own_model import taper_model
+from tapernorm_lab.own_model.job import TaperJob, job_of
+from tapernorm_lab.own_model.options import Request
+from tapernorm_lab.own_model.taper_own_model import Outcome
+from tapernorm_lab.own_model.train import LAST_GOOD, remedy_of
 from tapernorm_lab.training.run_folder import fingerprint_of
 from tapernorm_lab.training.stop_signals import Stopped
 from tapernorm_lab.training.trainer import Diverged, Trainer
 
 STEPS = 12
+ASKED = {"model": "", "data": (), "steps": 300, "out": Path(), "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,14 @@ def request(home: Path, out: Path, name: str = "gpt2", **changes) -> Request:
     base = {"model": str(home / name), "data": (str(home / "train.txt"),), "steps": STEPS, "out": out}
     sizes = {"batch": 3, "micro_batch": 2, "valid_fraction": 0.2, "threads": 1, "device": "cpu"}
     return Request(**{**base, **sizes, **changes})
+
+
+def taper_model(asked: Request) -> Outcome:
+    return recipe.taper_model(run_of(asked))
+
+
+def blocks_of(asked: Request) -> Mapping[tuple[str, str], Blocks]:
+    return owntext.prepare(run_of(asked))
 
 
 def words_of(home: Path, out: Path, *more: str) -> list[str]:
@@ -206,12 +218,11 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(home, tmp_path, monkeypatch
 
 def test_another_text_makes_its_blocks_anew(home, tmp_path):
     write_stories(tmp_path / "own.txt", 30)
-    asked = request(home, tmp_path / "run", data=(str(tmp_path / "own.txt"),))
-    model = tiny("gpt2", vocab_size=own_models.VOCABULARY + SPARE)
-    first = owntext.prepare(asked, home / "gpt2", model, 16)["held-out", "train"].split["sha256"]
-    assert owntext.prepare(asked, home / "gpt2", model, 16)["held-out", "train"].split["sha256"] == first
+    run = run_of(request(home, tmp_path / "run", data=(str(tmp_path / "own.txt"),)))
+    first = owntext.prepare(run)["held-out", "train"].split["sha256"]
+    assert owntext.prepare(run)["held-out", "train"].split["sha256"] == first
     write_stories(tmp_path / "own.txt", 30, first=500)
-    assert owntext.prepare(asked, home / "gpt2", model, 16)["held-out", "train"].split["sha256"] != first
+    assert owntext.prepare(run)["held-out", "train"].split["sha256"] != first
 
 
 # Internal tapers, other classes
@@ -257,7 +268,7 @@ def test_the_dry_run_shows_norms_consumers_and_settings_and_writes_nothing(home,
 def test_every_class_has_an_outline(name, tmp_path):
     model, text = tmp_path / "model", write_stories(tmp_path / "text.txt", 40)
     write_model(model, name)
-    shown = outline(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True))
+    shown = outline(run_of(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True)))
     norms = 1 if name.startswith("phi") else 2
     assert f"{2 * norms + 1} norms go" in shown
     inside = {"qwen3": 4, "phi with norms of q and k": 4, "stablelm with norms of q and k": 8}
@@ -271,9 +282,7 @@ def test_every_class_has_an_outline(name, tmp_path):
 def first_seen(home, tmp_path_factory) -> dict[int, tuple[int, int]]:
     """Token id -> the first step whose batch holds it, and a position where it stands there."""
     asked = request(home, tmp_path_factory.mktemp("seen") / "run", "llama")
-    model = tiny("llama", vocab_size=own_models.VOCABULARY + SPARE)
-    job = job_of(asked, model)
-    train = owntext.prepare(asked, home / "llama", model, job.context)["held-out", "train"]
+    job, train = run_of(asked).job, blocks_of(asked)["held-out", "train"]
     found: dict[int, tuple[int, int]] = {}
     for step in range(STEPS):
         batch = batch_of(train, seed=job.seed, step=step, batch=job.batch)[:, :-1]
@@ -310,7 +319,7 @@ def test_a_rare_outlier_stops_the_run_at_its_step_and_names_norm_place_and_remed
     (kept,) = out.glob("resume/*/step-*.pt")
     assert kept.name.startswith(f"step-{step:08d}.")
     assert not (out / "export").exists()
-    assert not (out / recipe.LAST_GOOD).exists()  # a gate that is not down yet leaves nothing to fold
+    assert not (out / LAST_GOOD).exists()  # a gate that is not down yet leaves nothing to fold
 
 
 def test_a_run_whose_norms_were_gone_by_then_leaves_a_model_that_exports(home, tmp_path, first_seen):
@@ -341,9 +350,7 @@ def test_the_same_run_without_the_outlier_ends(home, tmp_path):
 def held_out_alone(home: Path, folder: Path) -> tuple[int, int]:
     """A token that stands in the fewest held-out rows and in no batch, and how many rows it is that it spoils."""
     asked = request(home, folder, "llama")
-    model = tiny("llama", vocab_size=own_models.VOCABULARY + SPARE)
-    job = job_of(asked, model)
-    blocks = owntext.prepare(asked, home / "llama", model, job.context)
+    job, blocks = run_of(asked).job, blocks_of(asked)
     train, valid = (blocks["held-out", split] for split in ("train", "valid"))
     seen = {i for k in range(STEPS) for i in batch_of(train, seed=job.seed, step=k, batch=job.batch).flatten().tolist()}
     inputs = valid.rows[:, :-1].to(torch.int64)
@@ -372,7 +379,6 @@ def test_held_out_rows_that_overflow_in_the_end_are_told_and_cost_nothing_else(h
 
 
 def test_the_remedy_fits_the_job():
-    asked = {"model": "", "data": (), "steps": 300, "out": Path(), "device": "cpu"}
     sites = "or --sites without the norms that --dry-run marks"
     remedies = {
         f"take a lower --lr, --level 0.2, {sites}": ({}, {"sites": ("*.0.*",)}),
@@ -381,7 +387,7 @@ def test_the_remedy_fits_the_job():
     }
     for remedy, requests in remedies.items():
         for more in requests:
-            assert recipe.remedy_of(job_of(Request(**asked, **more), tiny("llama"))) == remedy
+            assert remedy_of(job_of(Request(**ASKED, **more), tiny("llama"))) == remedy
 
 
 # Another run in the same folder
@@ -390,7 +396,8 @@ def test_the_remedy_fits_the_job():
 def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     assert main(words_of(home, out)) == 0
-    assert main(["spread", "--model", str(out), "--tokens", "48", "--device", "cpu"]) == 0
+    gather = ["rows", "tapers", f"one={out}", "--run", "tiny", "--device", "cpu", "--out", str(tmp_path / "rows")]
+    assert main([*gather, "--scale-tokens", "48"]) == 0
     (out / "last-good").mkdir()
     told = ("export", "last-good", "scores.json", "spread.json")
     assert all((out / name).exists() for name in told)
@@ -400,7 +407,7 @@ def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatc
 
     earlier = {name: (out / name).read_bytes() for name in ("scores.json", "spread.json")}
     with monkeypatch.context() as patched:  # after the new run was published, and before it was scored
-        patched.setattr(recipe, "_scores", killed)
+        patched.setattr(recipe, "take_scores", killed)
         with pytest.raises(Stopped):
             taper_model(request(home, out, seed=2, overwrite=True))
     assert not any((out / name).exists() for name in told)
@@ -411,8 +418,7 @@ def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatc
     card = (tmp_path / "export/README.md").read_text()
     assert "Not measured." in card
     assert "| held-out |" not in card
-    words = ["outcome", "--runs", f"one={out}", "--run", "tiny", "--results", str(tmp_path), "--figures", str(tmp_path)]
-    assert main(words) == 2
+    assert main(gather) == 2
     assert "tells of other weights than those in" in capsys.readouterr().err
 
 
@@ -587,27 +593,38 @@ def test_a_control_is_the_same_training_with_every_norm_kept(home, finished, tmp
 
 
 def test_settings_are_those_of_the_paper_until_more_is_asked_for():
-    asked = {"model": "", "data": (), "steps": 300, "out": Path(), "device": "cpu"}
-    paper = job_of(Request(**asked), tiny("llama"))
-    assert type(paper) is FinetuneJob
-    assert "sites" not in paper.model_dump()
-    more = job_of(Request(**asked, sites=("*.0.*",)), tiny("llama"))
-    assert (more.sites, more.level_weight) == (("*.0.*",), 0.0)
-    assert dict(paper).items() <= dict(more).items()
-    levelled = job_of(Request(**asked, level_weight=0.2), tiny("llama"))
+    paper = job_of(Request(**ASKED), tiny("llama"))
+    more = job_of(Request(**ASKED, sites=("*.0.*",)), tiny("llama"))
+    assert dict(more) == {**dict(paper), "sites": ("*.0.*",)}
+    assert dict(job_of(Request(**ASKED, final=True), tiny("llama"))) == {**dict(paper), "final": True}
+    levelled = job_of(Request(**ASKED, level_weight=0.2), tiny("llama"))
     assert (levelled.level_weight, levelled.aux_weight) == (0.2, 0.0)  # one loss on the scales, not two
 
 
-def test_the_micro_batch_defines_a_levelled_run_and_no_other():
-    asked = {"model": "", "data": (), "steps": 300, "out": Path(), "device": "cpu", "batch": 6}
+@pytest.mark.parametrize(
+    ("options", "fingerprint"),
+    [
+        ({}, "27c3d47a9c4fe12c"),
+        ({"final": True}, "2d989f09485e81f1"),
+        ({"keep_norms": True}, "299f925c02f00112"),
+        ({"sites": ("*.0.*",)}, "d5fb541886309a0f"),
+        ({"level_weight": 0.2, "final": True}, "fd3e4ab61f127895"),
+    ],
+)
+def test_run_folders_of_earlier_versions_are_known_by_the_same_fingerprint(options, fingerprint):
+    """The fingerprints that these jobs had when a taper was a fine-tune of a GPT-2."""
+    assert fingerprint_of(job_of(Request(**ASKED, **options), tiny("llama")), {}) == fingerprint
+
+
+def test_the_micro_batch_defines_a_levelled_run_and_no_other(home, tmp_path):
     for more, counts in (({"level_weight": 0.2}, True), ({"sites": ("*.0.*",)}, False), ({}, False)):
-        requests = [Request(**asked, **more, micro_batch=rows) for rows in (2, 3, 9)]
-        jobs = [job_of(one, tiny("llama")) for one in requests]
-        assert [job.micro_batch for job in jobs] == ([2, 3, 6] if counts else [None] * 3)
-        assert len({fingerprint_of(job, {}) for job in jobs}) == (3 if counts else 1)
-        assert [hardware_of(one, tiny("llama")).micro_batch for one in requests] == [2, 3, 6]
+        asked = [request(home, tmp_path, "llama", batch=6, **{**more, "micro_batch": rows}) for rows in (2, 3, 9)]
+        runs = [run_of(one) for one in asked]
+        assert [run.job.micro_batch for run in runs] == ([2, 3, 6] if counts else [None] * 3)
+        assert len({fingerprint_of(run.job, {}) for run in runs}) == (3 if counts else 1)
+        assert [run.hardware.micro_batch for run in runs] == [2, 3, 6]
     with pytest.raises(ValueError, match="micro_batch=None do not go together"):
-        OwnJob(**{**dict(job_of(Request(**asked, level_weight=0.2), tiny("llama"))), "micro_batch": None})
+        TaperJob(**{**dict(job_of(Request(**ASKED, level_weight=0.2), tiny("llama"))), "micro_batch": None})
 
 
 # Settings
@@ -618,7 +635,7 @@ def test_the_micro_batch_defines_a_levelled_run_and_no_other():
     [(1e6, 1e-3, 0.1, 4096), (124e6, 6e-4, 0.1, 65536), (774e6, 3e-4, 0.1, 131072), (7e9, 1e-4, 0.01, 131072)],
 )
 def test_defaults_follow_the_size(parameters, lr, weight, tokens, monkeypatch):
-    monkeypatch.setattr("tapernorm_lab.own_model.request.parameter_count", lambda _: parameters)
+    monkeypatch.setattr("tapernorm_lab.own_model.job.parameter_count", lambda _: parameters)
     job = job_of(Request(model="", data=(), steps=300, out=Path(), device="cpu"), tiny("gpt2"))
     assert (job.lr, job.aux_weight, job.batch * job.context) == (lr, weight, tokens)
     assert (job.taper.start, job.taper.end, job.steps, job.warmup_steps) == (30, 210, 300, 15)
@@ -659,4 +676,4 @@ def test_a_form_that_has_no_such_weights_is_refused_before_the_model_is_read(tmp
 def test_two_texts_of_one_name_are_refused(home, tmp_path):
     twice = (("more", str(home / "more.txt")), ("more", str(home / "train.txt")))
     with pytest.raises(UserError, match="must differ"):
-        recipe.taper_model(request(home, tmp_path, scored=twice))
+        taper_model(request(home, tmp_path, scored=twice))

@@ -274,9 +274,9 @@ def test_the_files_hold_every_claim_with_its_verdict_and_reason(tmp_path):
 def test_the_verb_judges_the_rows_of_a_run_and_refuses_those_of_another(tmp_path, capsys):
     paths = synthetic.write_run(tmp_path / "results", VARIANTS, (24,), (1, 2, 3))
     rows.write(*rows.collect(paths, run="test"), tmp_path / "rows")
-    arguments = ["--rows", str(tmp_path / "rows"), "--out", str(tmp_path / "out")]
-    bench = synthetic_bench.write(synthetic_bench.decode(), tmp_path / "decode.json")
-    assert main(["claims", "--config", str(ROOT / "config/test.yaml"), "--bench", str(bench), *arguments]) == 0
+    arguments = ["--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    synthetic_bench.write(synthetic_bench.decode(), tmp_path / "bench/decode.json")
+    assert main(["table", "claims", "--config", str(ROOT / "config/test.yaml"), *arguments]) == 0
     assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {"claims.csv", "claims.md", "claims.html"}
     with open(tmp_path / "out/claims.csv", encoding="utf-8", newline="") as file:
         written = {row["name"]: row for row in csv.DictReader(file)}
@@ -285,5 +285,5 @@ def test_the_verb_judges_the_rows_of_a_run_and_refuses_those_of_another(tmp_path
     assert verdicts["Logits grow"] == Verdict.NOT_TESTABLE
     assert verdicts["No radial gradient"] == Verdict.REPRODUCED
     assert verdicts[LOSS] == Verdict.NOT_TESTABLE
-    assert main(["claims", "--config", str(ROOT / "config/demo.yaml"), *arguments]) == 2
+    assert main(["table", "claims", "--config", str(ROOT / "config/demo.yaml"), *arguments]) == 2
     assert "the rows are of run test and the config is of run 'demo'" in capsys.readouterr().err

@@ -169,29 +169,31 @@ def test_a_run_is_drawn_anew_from_what_is_published_alone(desk, capsys):
     for name in ("tables/table1.md", "claims.csv"):
         (desk.published / name).unlink()
     (desk.drawn / "figure2.pdf").write_bytes(b"old")
-    assert main(["redraw", "--run", "mine", *desk.where]) == 0
+    assert main(["figure", "--published", "mine", *desk.where]) == 0
     assert desk.files() == before
     assert not desk.computed.exists()
     (desk.published / "rows/results.csv").unlink()
-    assert main(["redraw", "--run", "mine", *desk.where]) == 2
+    assert main(["figure", "--published", "mine", *desk.where]) == 2
     assert "rows/results.csv" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["redraw", "compare"])
-def test_a_run_that_is_not_published_is_told(tmp_path, capsys, verb):
-    assert main([verb, "--run", "absent", "--results", str(tmp_path), "--figures", str(tmp_path)]) == 2
+@pytest.mark.parametrize("call", [["figure", "--published"], ["compare", "--run"]])
+def test_a_run_that_is_not_published_is_told(tmp_path, capsys, call):
+    assert main([*call, "absent", "--results", str(tmp_path)]) == 2
     assert "make publish RUN=absent" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["", "../demo", "a/b", ".hidden"])
 def test_a_name_that_leads_elsewhere_is_refused(name):
-    for verb in ("publish", "redraw", "compare"):
+    for call in (["figure", "--published"], ["compare", "--run"]):
         with pytest.raises(SystemExit):
-            main([verb, "--run", name])
+            main([*call, name])
 
 
 def test_a_run_without_a_config_of_its_name_asks_for_one(tmp_path, capsys):
-    assert main(["publish", "--run", "absent", "--results", str(tmp_path), "--figures", str(tmp_path)]) == 2
+    assert (
+        main(["compare", "--publish", "--run", "absent", "--results", str(tmp_path), "--figures", str(tmp_path)]) == 2
+    )
     assert "--config" in capsys.readouterr().err
 
 
@@ -202,31 +204,32 @@ def test_the_figures_of_a_benchmark_are_published_with_their_provenance(tmp_path
     written = {"bench": [{"name": "a", "value": 1}], "samples": {"a": [1.0]}, "provenance": {"commit": "d" * 40}}
     for name, value in written.items():
         (computed / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
-    assert main(["publish", "--run", "bench", *where]) == 0
+    assert main(["compare", "--publish", "--run", "bench", *where]) == 0
     for name in written:
         assert (published / f"{name}.json").read_bytes() == (computed / f"{name}.json").read_bytes()
     with open(published / "provenance.csv", newline="") as file:
         assert [(row["file"], row["commit"]) for row in csv.DictReader(file)] == [("bench.json", "d" * 40)]
     (computed / "provenance.json").write_text(json.dumps({"commit": "d" * 40 + "+dirty"}), encoding="utf-8")
-    assert main(["publish", "--run", "bench", *where]) == 2
-    assert main(["redraw", "--run", "bench", *where]) == 2
+    assert main(["compare", "--publish", "--run", "bench", *where]) == 2
+    assert main(["figure", "--published", "bench", *where]) == 2
     assert "nothing to draw" in capsys.readouterr().err
 
 
 def test_tapers_of_ones_own_are_published_and_drawn_anew(tmp_path):
     runs = [f"{label}={own_runs.write_run(tmp_path / label, after=3.0)}" for label in ("one", "two")]
     results, drawn = tmp_path / "results/tiny", tmp_path / "figures/tiny"
-    words = ["outcome", "--runs", *runs, "--run", "tiny", "--results", str(results), "--figures", str(drawn)]
-    assert main(words) == 0
-    where = ["--run", "tiny", "--results", f"{tmp_path}/results", "--figures", f"{tmp_path}/figures"]
-    assert main(["publish", *where]) == 0
+    assert main(["rows", "tapers", *runs, "--run", "tiny", "--out", f"{results}/rows"]) == 0
+    assert main(["table", "tapers", "--results", str(results), "--out", f"{results}/tables"]) == 0
+    assert main(["figure", "tapers", "--results", str(results), "--out", str(drawn)]) == 0
+    where = ["--results", f"{tmp_path}/results", "--figures", f"{tmp_path}/figures"]
+    assert main(["compare", "--publish", "--run", "tiny", *where]) == 0
     for made, published in ((results, results.parent), (drawn, drawn.parent)):
-        names = {path.relative_to(made) for path in made.rglob("[!.]*") if path.is_file()}
+        names = {path.relative_to(made) for path in made.rglob("[!.]*") if path.suffix != ".html" and path.is_file()}
         assert len(names) >= 6
         for name in names:
             assert (published / "published/tiny" / name).read_bytes() == (made / name).read_bytes()
     before = (drawn.parent / "published/tiny/figure_spread_two.pdf").read_bytes()
     shutil.rmtree(results)
     shutil.rmtree(tmp_path / "one")
-    assert main(["redraw", *where]) == 0
+    assert main(["figure", "--published", "tiny", *where]) == 0
     assert (drawn.parent / "published/tiny/figure_spread_two.pdf").read_bytes() == before

@@ -94,7 +94,7 @@ def test_every_table_and_figure_is_what_is_drawn_from_the_rows(run, tmp_path):
         place = tmp_path / "results/published" / run / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(RESULTS / run / name, place)
-    words = ["redraw", "--run", run, "--results", f"{tmp_path}/results", "--figures", f"{tmp_path}/figures"]
+    words = ["figure", "--published", run, "--results", f"{tmp_path}/results", "--figures", f"{tmp_path}/figures"]
     assert main(words) == 0
     assert drawn
     for root, published in (("results", RESULTS / run), ("figures", FIGURES / run)):

@@ -91,8 +91,8 @@ def test_what_is_written_reads_back(files, tmp_path):
 
 
 def test_the_verb_writes_the_list_in_place_of_rows(files, tmp_path):
-    arguments = ["--provenance", "--run", "r", "--out", str(tmp_path / "out")]
-    assert main(["rows", *map(str, files), *arguments]) == 0
+    arguments = ["--run", "r", "--out", str(tmp_path / "out")]
+    assert main(["rows", "provenance", *map(str, files), *arguments]) == 0
     assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {"provenance.csv", "provenance.html"}
     page = (tmp_path / "out/provenance.html").read_text()
     assert "The 4 results behind run r" in page

@@ -160,7 +160,9 @@ def test_the_first_page_holds_the_caption_the_assumptions_and_the_graph_of_rules
     for part in (ODD, "widths.steps : why " + ODD, "fixed in the code: settled in the code", "run test"):
         assert part in text, part
     names = page.evaluate("rulegraph_spec.data[0].values.map(node => node.rule)")
-    assert {"corpus", "pretrain", "finetune", "fold", "evaluate", "bench", "rows", "table", "claims"} <= set(names)
+    assert {"corpus", "pretrain", "finetune", "fold", "evaluate", "bench", "rows_training", "table", "claims"} <= set(
+        names
+    )
     drawn = "new Set(document.querySelector('canvas.marks').getContext('2d').getImageData(0, 0, 400, 400).data).size"
     assert page.evaluate(drawn) > 10  # shades: an empty canvas has one
 

@@ -14,7 +14,7 @@ TAPERED = {0: 3.03, 1: 2.04, 2: 4.06}  # 1 %, 2 % and 1.5 % above
 
 def test_gap_is_the_mean_of_the_seeds_own_gaps_with_a_t_interval():
     gap = stats.paired_gap(TAPERED, BASELINE)
-    assert gap.percent == pytest.approx(1.5, abs=1e-12)
+    assert gap.value == pytest.approx(1.5, abs=1e-12)
     half = 1.2420688543  # 4.3026527 * 0.5 / sqrt(3)
     assert (gap.low, gap.high) == pytest.approx((1.5 - half, 1.5 + half), abs=1e-8)
     assert gap.seeds == (0, 1, 2)
@@ -25,25 +25,25 @@ def test_unpaired_computations_give_another_gap_and_another_interval():
     assert ratio_of_means == pytest.approx(1.4444444, abs=1e-6)
     shifted = stats.paired_gap({0: 2.04, 1: 4.06, 2: 3.03}, BASELINE)  # the same losses against the wrong seeds
     right = stats.paired_gap(TAPERED, BASELINE)
-    assert abs(shifted.percent - right.percent) > 10
+    assert abs(shifted.value - right.value) > 10
     assert shifted.high - shifted.low > 100 * (right.high - right.low)
 
 
 def test_only_seeds_that_both_have_are_paired():
     gap = stats.paired_gap({0: 3.03, 2: 4.06, 7: 9.9}, {**BASELINE, 5: 1.0})
     assert gap.seeds == (0, 2)
-    assert gap.percent == pytest.approx(1.25, abs=1e-12)
-    assert gap.high - gap.percent == pytest.approx(12.7062047364 * math.sqrt(0.125) / math.sqrt(2), abs=1e-8)
+    assert gap.value == pytest.approx(1.25, abs=1e-12)
+    assert gap.high - gap.value == pytest.approx(12.7062047364 * math.sqrt(0.125) / math.sqrt(2), abs=1e-8)
 
 
 def test_one_pair_has_a_gap_without_interval_and_no_pair_has_neither():
     one = stats.paired_gap({1: 2.04}, BASELINE)
-    assert one.percent == pytest.approx(2.0, abs=1e-12)
+    assert one.value == pytest.approx(2.0, abs=1e-12)
     assert math.isnan(one.low)
     assert math.isnan(one.high)
     none = stats.paired_gap({9: 2.04}, BASELINE)
     assert none.seeds == ()
-    assert math.isnan(none.percent)
+    assert math.isnan(none.value)
 
 
 def test_spread_is_the_sample_standard_deviation():

@@ -251,7 +251,7 @@ def test_a_signal_within_a_validation_ends_it_and_it_is_done_again_bitwise(
 
 def test_a_taper_that_is_stopped_while_it_scores_its_start_scores_it_again():
     def driven(stops: int):
-        model, driver = builders.attached()
+        model, driver = builders.attached_as(ScoredTaper)
         builders.observe(model, driver, builders.tokens())
         losses = iter([*[None] * stops, 3.0, 5.0])
 
@@ -260,7 +260,8 @@ def test_a_taper_that_is_stopped_while_it_scores_its_start_scores_it_again():
                 raise Stopped(signal.SIGTERM)
             return Evaluation(loss, 1, None)
 
-        return ScoredTaper.of(driver, validate), model
+        driver.validate = validate
+        return driver, model
 
     scored, model = driven(stops=1)
     with pytest.raises(Stopped):

@@ -456,7 +456,7 @@ def test_the_gate_is_shut_for_the_final_score(tmp_path: Path) -> None:
     gates = []
 
     def validate() -> Evaluation:
-        gates.append(trainer.driver.gate.item())
+        gates.append(trainer.driver.taper.gate.item())
         return Evaluation(nats=2.0, tokens=4, bytes=8)
 
     trainer = make_trainer(make_job(eval_every=6), tmp_path, validate=validate)

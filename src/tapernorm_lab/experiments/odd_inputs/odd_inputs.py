@@ -4,16 +4,18 @@ All models of one width and seed, or of one stage and seed, read the same rows, 
 compared. n rows, T positions, B rows of a batch, V vocabulary.
 """
 
+import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from tapernorm.architectures import vocabulary_of
+from tapernorm.architectures import architecture_of, vocabulary_of
 from tapernorm.checkpoints.store import load
 from tapernorm.models.decoder import Decoder, lengthen, parameter_count
 from tapernorm.util.atomic_files import read_json, sha256_of, write_json
@@ -31,9 +33,9 @@ from ...config.odd_inputs import (
 from ...data.tokenizers import Coder, open_tokenizer
 from ...training.device import take_device
 from ...training.run_folder import require_vocabulary
-from ..loss_histogram import quantile
+from ..loss_quantiles import comparable, quantile
 from ..row_losses import TAIL
-from .odd_input_rows import Part, Trial, trials
+from .rows import Part, Trial, trials
 
 SCHEMA_VERSION = 1
 WORST = 3  # rows that are named
@@ -115,10 +117,12 @@ def score_models(
 
 
 @torch.no_grad()
-def position_losses(model: Decoder, rows: Tensor, *, batch: int, device: torch.device) -> Tensor:
+def position_losses(
+    model: Decoder, rows: Tensor, *, batch: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """(n, T) float64 on the CPU: cross-entropy of each id of rows (n, T+1) but the first, in nats, given those before.
 
-    Runs in the model's own dtype, losses in float32 or wider. The model is in eval mode for the pass, and nothing of
+    Runs in the model's own dtype, losses in `dtype` or wider. The model is in eval mode for the pass, and nothing of
     it changes. What is not a number, or infinite, is returned as it is.
     """
     losses = torch.empty(len(rows), rows.shape[1] - 1, dtype=torch.float64)
@@ -126,9 +130,51 @@ def position_losses(model: Decoder, rows: Tensor, *, batch: int, device: torch.d
         for first in range(0, len(rows), batch):
             ids = rows[first : first + batch].to(device)
             logits = model(ids[:, :-1])  # (B, T, V)
-            wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).transpose(1, 2)
+            wide = logits.to(torch.promote_types(logits.dtype, dtype)).transpose(1, 2)
             losses[first : first + len(ids)] = F.cross_entropy(wide, ids[:, 1:], reduction="none").double().cpu()
     return losses
+
+
+def outcome(model: Decoder, rows: Tensor, *, first: int = 0) -> dict[str, Any]:
+    """What `model` makes of rows (n, T+1): its losses from position `first` on and how far its numbers go.
+
+    Rows longer than the context are read with rotary positions that go on as they began.
+
+    Returns:
+        finite: whether every logit is a number; mean and largest cross-entropy of a token, in nats; largest absolute
+        logit, and largest absolute value of the residual stream before any norm or what stands in its place. The last
+        four are null where a logit is not finite.
+    """
+    if rows.shape[1] - 1 > model.config.context:
+        model = copy.deepcopy(model)
+        lengthen(model, rows.shape[1] - 1)
+    device = model.lm_head.weight.device
+    with _largest(model) as largest:
+        losses = position_losses(model, rows, batch=len(rows), device=device, dtype=torch.float64)[:, first:]
+    numbers = {"ce": losses.mean().item(), "ce_max": losses.max().item()}
+    numbers |= {f"{name}_max": max(found) for name, found in largest.items()}
+    finite = all(map(math.isfinite, numbers.values()))
+    return {"finite": finite, **(numbers if finite else dict.fromkeys(numbers))}
+
+
+@contextmanager
+def _largest(model: Decoder) -> Iterator[dict[str, list[float]]]:
+    """The largest absolute logit, and input of every norm's place, filled as the model runs."""
+    found: dict[str, list[float]] = {"logit": [], "activation": []}
+
+    def before_norm(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        found["activation"].append(args[0].abs().max().item())
+
+    def after_model(_: nn.Module, __: Any, logits: Tensor) -> None:
+        found["logit"].append(logits.abs().max().item())
+
+    norms = [model.get_submodule(name) for name in architecture_of(model).norms(model)]
+    hooks = [*(norm.register_forward_pre_hook(before_norm) for norm in norms), model.register_forward_hook(after_model)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def part_scores(losses: Tensor, reference: Tensor | None, trial: Trial, part: Part, coder: Coder) -> dict[str, Any]:
@@ -154,13 +200,12 @@ def tail(values: Tensor) -> dict[str, float | int | None]:
     One that is not finite counts as worse than any number: it leaves no mean and no maximum (None), and a quantile only
     where it does not reach that far.
     """
-    ordered = values.sort().values  # NaN last
-    count = len(ordered)
+    ordered = comparable(values).cpu()
     found = {
         "mean": values.mean(),
-        "median": quantile(lambda rank: ordered[rank].item(), count, 0.5),
-        "p99_9": quantile(lambda rank: ordered[rank].item(), count, TAIL),
-        "max": ordered[-1],
+        "median": quantile(ordered, 0.5),
+        "p99_9": quantile(ordered, TAIL),
+        "max": ordered.max(),
     }
     return {**{name: _number(value) for name, value in found.items()}, "nonfinite": int((~values.isfinite()).sum())}
 

@@ -4,33 +4,26 @@ n rows, T time, D width, V vocabulary. A decoder that was tapered is folded firs
 """
 
 import copy
-import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tapernorm.architectures import architecture_of
 from tapernorm.folding import fold
-from tapernorm.models.decoder import Decoder, lengthen
+from tapernorm.models.decoder import Decoder
 from tapernorm.models.packed_decoder import PackedDecoder
 from tapernorm.norms import TaperNorm
-from tapernorm.util.rng import generator
 
-from ..odd_inputs.oddrows import text_rows
+from ..odd_inputs.odd_inputs import outcome
+from ..odd_inputs.rows import odd_rows
 
 _NORMS = {"rsqrt", "native_layer_norm", "_fused_rms_norm"}  # one of them in each norm, whatever the device makes of it
-_ROWS = 16
-_LONGER = 4  # times the context
 
 
-def oddities(model: Decoder, tokens: Tensor) -> dict[str, Any]:
+def inspect_inference(model: Decoder, tokens: Tensor) -> dict[str, Any]:
     """Operations, largest activations and outcomes of `model`, as plain numbers.
 
     Args:
@@ -77,66 +70,3 @@ class _Counted(TorchDispatchMode):
         if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
             self.kernels[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
-
-
-def odd_rows(tokens: Tensor, *, vocabulary: int, context: int) -> dict[str, Tensor]:
-    """Rows of ids (n, T+1) by what they are: `text`, `longer` text, the `same` token all along, and `random` ids.
-
-    16 rows of each; of text fewer where there are fewer, and no `longer` ones where it is shorter than one.
-    """
-    random = generator(0, "oddities")
-    made = {
-        "text": text_rows(tokens, context, seed=0, limit=_ROWS),
-        "same": torch.randint(vocabulary, (_ROWS, 1), generator=random).expand(-1, context + 1),
-        "random": torch.randint(vocabulary, (_ROWS, context + 1), generator=random),
-    }
-    if len(tokens) > _LONGER * context:
-        made["longer"] = text_rows(tokens, _LONGER * context, seed=0, limit=_ROWS)
-    return made
-
-
-@torch.no_grad()
-def outcome(model: Decoder, rows: Tensor, *, first: int = 0) -> dict[str, Any]:
-    """What `model` makes of rows (n, T+1): its losses from position `first` on and how far its numbers go.
-
-    Rows longer than the context are read with rotary positions that go on as they began.
-
-    Returns:
-        finite: whether every logit is a number; mean and largest cross-entropy of a token, in nats; largest absolute
-        logit, and largest absolute value of the residual stream before any norm or what stands in its place. The last
-        four are null where a logit is not finite.
-    """
-    device = model.lm_head.weight.device
-    if rows.shape[1] - 1 > model.config.context:
-        model = copy.deepcopy(model)
-        lengthen(model, rows.shape[1] - 1)
-    ids = rows.to(device)
-    with _largest_inputs(model) as largest:
-        logits = model(ids[:, :-1]).double()  # (n, T, V)
-    losses = F.cross_entropy(logits[:, first:].flatten(0, 1), ids[:, 1 + first :].flatten(), reduction="none")
-    numbers = {
-        "ce": losses.mean().item(),
-        "ce_max": losses.max().item(),
-        "logit_max": logits.abs().max().item(),
-        "activation_max": max(largest),
-    }
-    finite = all(map(math.isfinite, numbers.values()))
-    return {"finite": finite, **(numbers if finite else dict.fromkeys(numbers))}
-
-
-@contextmanager
-def _largest_inputs(model: Decoder) -> Iterator[list[float]]:
-    """The largest absolute input of every norm's place, filled as the model runs."""
-    largest: list[float] = []
-
-    def measure(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        largest.append(args[0].abs().max().item())
-
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(measure) for name in architecture_of(model).norms(model)
-    ]
-    try:
-        yield largest
-    finally:
-        for hook in hooks:
-            hook.remove()

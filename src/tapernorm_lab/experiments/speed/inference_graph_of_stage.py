@@ -1,4 +1,4 @@
-"""`oddities` of every run of a study's stage, each in a row: the numbers behind Table S2's further columns."""
+"""`inspect_inference` of every run of a study's stage, each in a row: the numbers behind Table S2's further columns."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from ...config.study_runs import StageJob
 from ...data.token_stream import TokenStream
 from ...training.device import take_device
 from ...training.run_folder import require_vocabulary
-from .inference_graph import oddities
+from .inference_graph import inspect_inference
 
 
 def stage_oddities(job: StageJob, results: Path, tokens: Path, *, device: str, threads: int) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def stage_oddities(job: StageJob, results: Path, tokens: Path, *, device: str, t
             continue
         model = load(folder, Decoder).to(chosen)
         require_vocabulary(model.config.vocab_size, stream.manifest, tokens)
-        rows.append(row | {"outcome": "finished"} | _flat(oddities(model, stream.tokens)))
+        rows.append(row | {"outcome": "finished"} | _flat(inspect_inference(model, stream.tokens)))
     return rows
 
 

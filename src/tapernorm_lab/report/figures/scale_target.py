@@ -55,7 +55,7 @@ def drawn(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
     runs: list[dict[str, Any]] = [run for run in rows.to_dict("records") if run["outcome"] != DIVERGED]
     baseline = {run["seed"]: run["valid_ce"] for run in runs if run["arm"] == job.stage.baseline}
     points = [
-        run | {"gap_percent": stats.paired_gap({run["seed"]: run["valid_ce"]}, baseline).percent}
+        run | {"gap_percent": stats.paired_gap({run["seed"]: run["valid_ce"]}, baseline).value}
         for run in runs
         if not pd.isna(run["scale_target"]) and run["seed"] in baseline
     ]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from tapernorm.util.atomic_files import whole_file
 from tapernorm.util.errors import UserError
 
 from ...config.gpt2 import METHOD_LABELS
-from ..read_json import read_csv, read_document, value_at
+from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
+from ..read_json import read_document, value_at
 from .pretraining import read_metrics
 
 MODEL = ["size", "method", "seed"]  # what tells one model of a run from another; a published model has no seed
@@ -23,80 +23,71 @@ _STATISTICS = {
     "rows": ("mean", "median", "trimmed_mean", "p99_9", "max", "std", "nonfinite"),
     "tokens": ("mean", "median", "p99_9"),
 }
-# Column of the scores -> where the evaluation holds it, the same for every row of it.
-_FACTS = {
-    "size": "job.model.size",
-    "method": "job.model.method",
-    "seed": "job.model.seed",  # null for a model as published
-    "kind": "job.model.kind",
-    "parameters": "parameters",
-    "base": "job.model.base",
-    "device": "provenance.device",
-    "config_hash": "provenance.config_hash",
-    "commit": "provenance.commit",  # null outside git
-    "torch": "provenance.packages.torch",
+_NATS = "nats/token"
+_CORPUS = {  # of a corpus in an evaluation
+    "label": text("label", of="corpus"),
+    "column": text("column", of="corpus"),
+    "rows": integer("rows", of="corpus"),
+    "targets": integer("targets", of="corpus"),
+    "bytes": integer("bytes", of="corpus"),
+    "context": integer("context", "tokens", of="corpus"),
+    "vocab_size": integer("vocab_size", of="corpus"),
+    "tokenizer_sha256": text("tokenizer_sha256", of="corpus"),
+    "blocks_sha256": text("blocks_sha256", of="corpus"),
+    "origin": text("origin", of="corpus"),
 }
-_CORPUS = (
-    "label",
-    "column",
-    "rows",
-    "targets",
-    "bytes",
-    "context",
-    "vocab_size",
-    "tokenizer_sha256",
-    "blocks_sha256",
-    "origin",
-)
-# What the fine-tune behind an evaluation adds; absent for a model that was not fine-tuned here.
-_FINETUNE = {
-    "steps": "job.steps",
-    "lr": "job.lr",
-    "batch": "job.batch",
-    "aux_weight": "job.aux_weight",
-    "train_tokens": "values.train_tokens",
-    "train_time_s": "values.train_time_s",
-    "tokens_per_s": "values.tokens_per_s",
-    "peak_mem_bytes": "values.peak_mem_bytes",
-    "data_hash": "data_hash",  # of base model and blocks
-    "finetune_valid_ce": "values.valid_ce",  # nats/token, as the trainer scored it
-    "finetune_config_hash": "provenance.config_hash",
-    "finetune_commit": "provenance.commit",
-    "finetune_torch": "provenance.packages.torch",
+_FINETUNE = {  # of the fine-tune behind an evaluation; absent for a model that was not fine-tuned here
+    "steps": integer("job.steps", of="finetune"),
+    "lr": number("job.lr", of="finetune"),
+    "batch": integer("job.batch", "blocks", of="finetune"),
+    "aux_weight": number("job.aux_weight", of="finetune"),
+    "train_tokens": number("values.train_tokens", of="finetune"),
+    "train_time_s": number("values.train_time_s", "s", of="finetune"),
+    "tokens_per_s": number("values.tokens_per_s", "1/s", of="finetune"),
+    "peak_mem_bytes": number("values.peak_mem_bytes", "bytes", of="finetune"),
+    "data_hash": text("data_hash", of="finetune"),  # of base model and blocks
+    "finetune_valid_ce": number("values.valid_ce", _NATS, of="finetune"),  # as the trainer scored it
+    "finetune_config_hash": text("provenance.config_hash", of="finetune"),
+    "finetune_commit": text("provenance.commit", of="finetune"),
+    "finetune_torch": text("provenance.packages.torch", of="finetune"),
 }
-_FRAMES = {"scores": "scores.csv", "curves": "curves.csv", "removals": "removals.csv"}
-_TEXT = (
-    *("run", "size", "method", "kind", "corpus", "form", "label", "column", "tokenizer_sha256", "blocks_sha256"),
-    *("origin", "base", "data_hash"),
-    *(
-        "worst_text",
-        "device",
-        "config_hash",
-        "commit",
-        "finetune_config_hash",
-        "finetune_commit",
-        "site",
-        "torch",
-        "finetune_torch",
-    ),
+SCORES = Frame(
+    file="scores.csv",
+    key=("run", *SCORE),
+    verb="rows gpt2",
+    fields={
+        "run": text(),
+        "size": text("job.model.size"),
+        "method": text("job.model.method"),
+        "seed": integer("job.model.seed"),  # null for a model as published
+        "kind": text("job.model.kind"),
+        "parameters": integer("parameters"),
+        "base": text("job.model.base"),
+        **PROVENANCE,
+        **_FINETUNE,
+        "corpus": text(),
+        **_CORPUS,
+        "form": text(),
+        **{f"{over}_{name}": number(unit=_NATS) for over, names in _STATISTICS.items() for name in names},
+        "rows_nonfinite": integer(),
+        "bits_per_byte": number(),
+        "worst_row": integer(),
+        "worst_ce": number(unit=_NATS),
+        "worst_text": text(),
+    },
 )
-_INTEGERS = (
-    "seed",
-    "rows",
-    "targets",
-    "bytes",
-    "context",
-    "vocab_size",
-    "rows_nonfinite",
-    "worst_row",
-    "steps",
-    "parameters",
+_MODEL = {"run": text(), "size": text("job.size"), "method": text("job.method"), "seed": integer("job.seed")}
+CURVES = Frame(file="curves.csv", key=("run", *MODEL, "step"), verb="rows gpt2", fields={**_MODEL, "step": integer()})
+REMOVALS = Frame(
+    file="removals.csv",
+    key=("run", *MODEL, "site"),
+    verb="rows gpt2",
+    fields={**_MODEL, "site": text(), "step": integer()},
 )
-_TYPES: dict[Any, Any] = dict.fromkeys(_TEXT, "str") | dict.fromkeys((*_INTEGERS, "batch", "step"), "Int64")
+FRAMES = {"scores": SCORES, "curves": CURVES, "removals": REMOVALS}
 _BEGINNING = 48  # characters of a row's text
 _PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "\u00a0": " "})
 
-Row = dict[str, Any]
 Model = tuple[Any, ...]
 
 
@@ -116,8 +107,8 @@ def collect(evaluations: Iterable[Path], finetunes: Iterable[Path], *, run: str)
         UserError: a file is missing, damaged or of another schema, two files hold the same model, or an evaluation of
             a fine-tuned model comes without its fine-tune.
     """
-    trained = _by_model(finetunes, "finetune", {"size": "job.size", "method": "job.method", "seed": "job.seed"})
-    scored = _by_model(evaluations, "evaluate", {key: _FACTS[key] for key in MODEL})
+    trained = _by_model(finetunes, "finetune", CURVES)
+    scored = _by_model(evaluations, "evaluate", SCORES)
     if not scored:
         raise UserError("no evaluation was given: name at least one, such as results/RUN/evaluate/*/*/*.json")
     order = _order([*_sizes(scored, "parameters"), *_sizes(trained, "values.parameters")])
@@ -126,7 +117,7 @@ def collect(evaluations: Iterable[Path], finetunes: Iterable[Path], *, run: str)
         path, document = scored[model]
         if value_at(document, "job.model.kind", path) == "finetuned" and model not in trained:
             raise UserError(f"{path} scores a fine-tune whose result.json is not given: give both")
-        facts = _facts(document, _FACTS, path) | _finetune_facts(trained.get(model))
+        facts = SCORES.facts(document, path) | _finetune_facts(trained.get(model))
         scores += [{"run": run, **facts, **row} for row in _score_rows(document, path)]
     for model in sorted(trained, key=order):
         path, document = trained[model]
@@ -134,23 +125,18 @@ def collect(evaluations: Iterable[Path], finetunes: Iterable[Path], *, run: str)
         curves += [{"run": run, **named, **line} for line in read_metrics(path.parent / "metrics.jsonl")]
         steps = value_at(document, "removals", path) or {}
         removals += [{"run": run, **named, "site": site, "step": step} for site, step in steps.items()]
-    return Gpt2Rows(
-        scores=_typed(pd.DataFrame(scores)),
-        curves=_typed(pd.DataFrame(curves, columns=_columns(curves, ["run", *MODEL, "step"]))),
-        removals=_typed(pd.DataFrame(removals, columns=["run", *MODEL, "site", "step"])),
-    )
+    return Gpt2Rows(scores=SCORES.typed(scores), curves=CURVES.typed(curves), removals=REMOVALS.typed(removals))
 
 
 def write(rows: Gpt2Rows, folder: Path) -> None:
-    """Write one CSV per frame, each float in the shortest form that reads back as the same bits."""
-    for name, file in _FRAMES.items():
-        with whole_file(folder / file) as temporary:
-            getattr(rows, name).to_csv(temporary, index=False, lineterminator="\n")
+    """Write one CSV per frame."""
+    for name, frame in FRAMES.items():
+        frame.write(getattr(rows, name), folder / frame.file)
 
 
 def read(folder: Path) -> Gpt2Rows:
-    """Read back what `write` wrote."""
-    return Gpt2Rows(**{name: _read_csv(folder / file) for name, file in _FRAMES.items()})
+    """Read back what `write` wrote. Raises as `Frame.read`."""
+    return Gpt2Rows(**{name: frame.read(folder / frame.file) for name, frame in FRAMES.items()})
 
 
 def printable(text: str, limit: int = _BEGINNING) -> str:
@@ -165,12 +151,12 @@ def printable(text: str, limit: int = _BEGINNING) -> str:
     return beginning
 
 
-def _by_model(paths: Iterable[Path], kind: str, places: Mapping[str, str]) -> dict[Model, tuple[Path, Row]]:
+def _by_model(paths: Iterable[Path], kind: str, frame: Frame) -> dict[Model, tuple[Path, Row]]:
     """Model -> its file and what it holds; each model once."""
     found: dict[Model, tuple[Path, Row]] = {}
     for path in map(Path, paths):
         document = read_document(path, kind)
-        facts = _facts(document, places, path)
+        facts = {key: value_at(document, frame.fields[key].place, path) for key in MODEL}
         if facts["method"] not in METHOD_LABELS:
             raise UserError(f"{path}: method {facts['method']!r} is none of {', '.join(METHOD_LABELS)}")
         model = tuple(facts[key] for key in MODEL)
@@ -195,22 +181,18 @@ def _order(sizes: Iterable[tuple[str, int]]) -> Callable[[Model], tuple[int, str
     return lambda model: (largest[model[0]], model[0], methods.index(model[1]), -1 if model[2] is None else model[2])
 
 
-def _facts(document: Row, places: Mapping[str, str], path: Path) -> Row:
-    return {column: value_at(document, place, path) for column, place in places.items()}
-
-
 def _finetune_facts(trained: tuple[Path, Row] | None) -> Row:
     if trained is None:
-        return dict.fromkeys(_FINETUNE)
+        return SCORES.absent("finetune")
     path, document = trained
-    return _facts(document, _FINETUNE, path)
+    return SCORES.facts(document, path, of="finetune")
 
 
 def _score_rows(document: Row, path: Path) -> Iterable[Row]:
     """One row per corpus and form, in the order that the file has them."""
     corpora: dict[str, Row] = value_at(document, "corpora", path)
     for corpus, entry in corpora.items():
-        common = {"corpus": corpus} | _facts(entry, {key: key for key in _CORPUS}, path)
+        common = {"corpus": corpus} | SCORES.facts(entry, path, of="corpus")
         forms: dict[str, Row] = value_at(entry, "forms", path)
         for form, found in forms.items():
             row = {**common, "form": form}
@@ -228,16 +210,3 @@ def _bits_per_byte(row: Row) -> float | None:
 def _worst(entries: Sequence[Row]) -> Row:
     worst = entries[0]
     return {"worst_row": worst["row"], "worst_ce": worst["ce"], "worst_text": printable(worst["text"])}
-
-
-def _columns(rows: Sequence[Row], least: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys([*least, *(key for row in rows for key in row)]))
-
-
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Text as text, counts as integers that may be missing, all else as numbers: as `read` gives them back."""
-    return frame.astype({column: _TYPES.get(column, "float64") for column in frame.columns})
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    return read_csv(path, ["run"], text=_TEXT, verb="rows", typed=_typed)

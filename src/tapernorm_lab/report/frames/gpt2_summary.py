@@ -1,6 +1,5 @@
 """What Tables 3 and 3x print, each number derived once: seeds averaged, gaps to Vanilla, tails, published numbers."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +8,10 @@ import pandas as pd
 from tapernorm.util.errors import UserError
 
 from ...config import published
-from ...config.gpt2 import ORIGINAL
 from .. import statistics as stats
+from ..engine.frame import Row
+from ..engine.summary import Against, Cell, summarise
 from ..tables.table1_pretraining import short_commits
-from .gpt2 import Row
 
 VANILLA, THEIRS = "vanilla", "published_"  # THEIRS: begins the name of a method whose published weights we evaluate
 _AVERAGED = ("rows_median", "rows_trimmed_mean", "rows_p99_9", "tokens_median", "tokens_p99_9", "bits_per_byte")
@@ -30,16 +29,13 @@ def table3_rows(scores: pd.DataFrame, *, run: str) -> list[Row]:
     fused = {_key(row): row for row in of_form(scores, "fused")}
     _refuse_unlike(gated, "corpus", _SAME_CORPUS)
     _refuse_unlike([row for row in gated if row["kind"] == "finetuned"], "size", _SAME_SIZE)
-    cells: dict[tuple[str, str, str], dict[int, Row]] = {}
-    for row in gated:
-        seed = 0 if _missing(row["seed"]) else int(row["seed"])
-        cells.setdefault((row["size"], row["method"], row["corpus"]), {})[seed] = row
+    cells = summarise(gated, ("size", "method", "corpus"), "rows_mean", {"gap": Against(_reference)})
     return [
-        {"run": run, "size": size, "method": method, "corpus": corpus}
-        | _losses_of(by_seed, _reference(cells, size, method, corpus), method)
-        | _tails_of(by_seed, fused)
-        | _published_beside(size, method, next(iter(by_seed.values()))["column"])
-        for (size, method, corpus), by_seed in cells.items()
+        {"run": run, **cell.key}
+        | _losses_of(cell)
+        | _tails_of(cell, fused)
+        | _published_beside(cell.key["size"], cell.key["method"], cell.rows[0]["column"])
+        for cell in cells
     ]
 
 
@@ -48,12 +44,8 @@ def of_form(scores: pd.DataFrame, form: str) -> list[Row]:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    seed = -1 if _missing(row["seed"]) else row["seed"]
+    seed = -1 if pd.isna(row["seed"]) else row["seed"]
     return row["size"], row["method"], seed, row["corpus"]
-
-
-def _missing(value: Any) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
 def _refuse_unlike(rows: Sequence[Row], of: str, columns: Sequence[str]) -> None:
@@ -77,44 +69,33 @@ def _require_columns(rows: Sequence[Row]) -> None:
             )
 
 
-def _reference(cells: Mapping[Any, dict[int, Row]], size: str, method: str, corpus: str) -> dict[int, float]:
-    """Seed -> loss that a method's gap is taken against: Vanilla's, of their own weights for published ones."""
-    name = THEIRS + VANILLA if method.startswith(THEIRS) else VANILLA
-    if method == name:
-        return {}
-    return {seed: row["rows_mean"] for seed, row in cells.get((size, name, corpus), {}).items()}
+def _reference(cell: Row) -> Row:
+    """The method that one's gap is taken against: Vanilla, of their own weights for published ones."""
+    return {"method": THEIRS + VANILLA if cell["method"].startswith(THEIRS) else VANILLA}
 
 
-def _losses_of(by_seed: Mapping[int, Row], reference: Mapping[int, float], method: str) -> Row:
+def _losses_of(cell: Cell) -> Row:
     """Mean, spread and gap of one method, size and corpus."""
-    first = next(iter(by_seed.values()))
-    losses: dict[int, float] = {seed: row["rows_mean"] for seed, row in by_seed.items()}
-    mean, std = stats.mean_std(list(losses.values()))
-    if method == ORIGINAL:  # one model, compared with every seed's Vanilla
-        losses = dict.fromkeys(reference, mean)
-    gap = stats.paired_gap(losses, reference)
+    first = cell.rows[0]
     shared = ("label", "column", "kind", "parameters", "steps", "rows", "targets", "context", "vocab_size", "origin")
-    return {key: None if _missing(first[key]) else first[key] for key in shared} | {
-        "n": len(by_seed),
-        "seeds": " ".join(map(str, by_seed)) if first["kind"] == "finetuned" else "",
-        "ce_mean": mean,
-        "ce_std": std,
-        "n_pairs": len(gap.seeds),
-        "gap_percent": gap.percent,
-        "gap_low": gap.low,
-        "gap_high": gap.high,
-        "commits": " ".join(short_commits(by_seed.values())),
+    return {key: None if pd.isna(first[key]) else first[key] for key in shared} | {
+        "n": cell.n,
+        "seeds": cell.seeds if first["kind"] == "finetuned" else "",
+        "ce_mean": cell.mean,
+        "ce_std": cell.sd,
+        "n_pairs": len(cell.gaps["gap"].seeds),
+        **cell.gap("gap", value="gap_percent"),
+        "commits": " ".join(short_commits(cell.rows)),
     }
 
 
-def _tails_of(by_seed: Mapping[int, Row], fused: Mapping[Any, Row]) -> Row:
+def _tails_of(cell: Cell, fused: Mapping[Any, Row]) -> Row:
     """Statistics averaged over seeds, those of the worst row from the seed that has the worst."""
-    averaged = {name: stats.mean_std([row[name] for row in by_seed.values()])[0] for name in _AVERAGED}
-    worst = max(by_seed.values(), key=lambda row: math.inf if math.isnan(row["worst_ce"]) else row["worst_ce"])
-    moved = [fused[_key(row)]["rows_mean"] - row["rows_mean"] for row in by_seed.values() if _key(row) in fused]
-    return averaged | {
+    worst = cell.worst("worst_ce")
+    moved = [fused[_key(row)]["rows_mean"] - row["rows_mean"] for row in cell.rows if _key(row) in fused]
+    return {name: cell.average(name) for name in _AVERAGED} | {
         "rows_max": worst["worst_ce"],
-        "nonfinite": sum(row["rows_nonfinite"] for row in by_seed.values()),
+        "nonfinite": cell.total("rows_nonfinite"),
         "n_folded": len(moved),
         "folded_minus_gated": max(moved, key=abs) if moved else stats.NAN,  # of the mean, the seed it moved most
         "worst_row": worst["worst_row"],

@@ -3,34 +3,78 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from tapernorm.util.atomic_files import whole_file
 from tapernorm.util.errors import UserError
 
 from ...config.odd_inputs import TrialsJob
-from ..read_json import read_csv, read_document, value_at
+from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
+from ..read_json import read_document, value_at
 from .gpt2 import printable
 
 KIND = "robustness"
 CELL = ["d_model", "seed"]  # models of one cell read the same rows and are compared with one Baseline
 TAILS = ("mean", "median", "p99_9", "max", "nonfinite")
 BESIDE = ("excess_p99_9", "excess_max", "excess_row", "blown", "baseline_blown")
-_ENDINGS = {"scores": "", "trials": "_trials", "positions": "_positions"}  # frame -> what its file's name ends with
-_PROVENANCE = ("device", "config_hash", "commit")
-_TEXT = (
-    *("run", "model", "label", "trial", "part", "part_label", "worst_text", "origin", "rows_sha256", "weights_sha256"),
-    *(*_PROVENANCE, "torch"),
+TRIALS = Frame(
+    file="study_{}_trials.csv",
+    key=("run", "trial", "part"),
+    verb="rows study_S3",
+    fields={
+        "run": text(),
+        "trial": text(),
+        "label": text(),
+        "part": text(),
+        "part_label": text(),
+        "first": integer(unit="position"),
+        "last": integer(unit="position"),
+        "rows": integer(),
+        "context": integer("job.context", "tokens"),
+        "vocab_size": integer("vocab_size"),
+        "origin": text(),
+        "rows_sha256": text(),
+    },
 )
-_INTEGERS = (
-    *(*CELL, "parameters", "rows_nonfinite", "tokens_nonfinite", "excess_row", "blown", "baseline_blown", "worst_row"),
-    *("first", "last", "rows", "context", "vocab_size"),
+POSITIONS = Frame(
+    file="study_{}_positions.csv",
+    key=("run", *CELL, "model", "first"),
+    verb="rows study_S3",
+    fields={
+        "run": text(),
+        "d_model": integer("job.d_model"),
+        "seed": integer("job.seed"),
+        "model": text(),
+        "label": text(),
+        "first": integer(unit="position"),
+        "last": integer(unit="position"),
+        "ce": number(unit="nats/token"),
+    },
 )
-_TYPES: dict[str, str] = dict.fromkeys(_TEXT, "str") | dict.fromkeys(_INTEGERS, "Int64")
-
-Row = dict[str, Any]
+SCORES = Frame(
+    file="study_{}.csv",
+    key=("run", *CELL, "model", "trial", "part"),
+    verb="rows study_S3",
+    fields={
+        "run": text(),
+        "d_model": integer("job.d_model"),
+        "seed": integer("job.seed"),
+        "model": text(),
+        "label": text(),
+        "parameters": integer(),
+        "trial": text(),
+        "part": text(),
+        **{f"{over}_{name}": number(unit="nats/token") for over in ("rows", "tokens") for name in TAILS},
+        "rows_nonfinite": integer(),
+        "tokens_nonfinite": integer(),
+        **{name: number(unit="nats/token") for name in ("excess_p99_9", "excess_max")},
+        **{name: integer() for name in ("excess_row", "blown", "baseline_blown", "worst_row")},
+        "worst_text": text(),
+        "weights_sha256": text(),
+        **PROVENANCE,
+    },
+)
+FRAMES = {"scores": SCORES, "trials": TRIALS, "positions": POSITIONS}
 
 
 @dataclass(frozen=True)
@@ -43,7 +87,7 @@ class RobustnessRows:
 
 
 def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
-    """Read the files that `tapernorm robustness` wrote, one per width and seed, or one per seed of a stage.
+    """Read the files that `tapernorm evaluate --models` wrote, one per width and seed, or one per seed of a stage.
 
     Raises:
         UserError: no file, or one is missing, damaged or of another schema, two are of one width and seed, or they
@@ -69,10 +113,13 @@ def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
             raise UserError(
                 f"{path} and {first_path} scored other rows, so their losses are not comparable: run the older again"
             )
+    found = {
+        "scores": [row for path, document in ordered for row in _score_rows(document, path)],
+        "trials": trials,
+        "positions": [row for path, document in ordered for row in _position_rows(document, path)],
+    }
     return RobustnessRows(
-        scores=_typed([{"run": run, **row} for path, document in ordered for row in _score_rows(document, path)]),
-        trials=_typed([{"run": run, **row} for row in trials]),
-        positions=_typed([{"run": run, **row} for path, document in ordered for row in _position_rows(document, path)]),
+        **{name: FRAMES[name].typed([{"run": run, **row} for row in rows]) for name, rows in found.items()}
     )
 
 
@@ -88,50 +135,36 @@ def require(rows: RobustnessRows, job: TrialsJob) -> None:
         cells = ", ".join(f"d {d_model} seed {seed}" for d_model, seed in wrong)
         raise UserError(
             f"table {job.name} of this config and these scores are not of the same widths and seeds, see {cells}: run"
-            " `tapernorm robustness` for the config's"
+            " `tapernorm evaluate --models` for the config's"
         )
     if others := sorted(set(scores["model"]) - job.models.keys()):
         raise UserError(f"table {job.name} of this config is not about {', '.join(others)}, which these scores are of")
 
 
 def write(rows: RobustnessRows, folder: Path, *, name: str = "S3") -> None:
-    """Write one CSV per frame, each float in the shortest form that reads back as the same bits.
-
-    Args:
-        name: of the table that they are for.
-    """
+    """Write one CSV per frame; `name` is the table's that they are for."""
     for frame, path in files(folder, name).items():
-        with whole_file(path) as temporary:
-            getattr(rows, frame).to_csv(temporary, index=False, lineterminator="\n")
+        FRAMES[frame].write(getattr(rows, frame), path)
 
 
 def read(folder: Path, *, run: str, name: str = "S3") -> RobustnessRows:
-    """Read back what `write` wrote of this run.
-
-    Raises:
-        UserError: a file is missing, or holds rows of another run.
-    """
-    paths = files(folder, name)
-    frames = {frame: _read_csv(path) for frame, path in paths.items()}
-    for frame, found in frames.items():
-        if others := set(found["run"]) - {run}:
-            raise UserError(f"{paths[frame]} is of run {', '.join(others)} and the config is of run {run!r}")
-    return RobustnessRows(**frames)
+    """Read back what `write` wrote of this run. Raises as `Frame.read`."""
+    return RobustnessRows(**{frame: FRAMES[frame].read(path, run=run) for frame, path in files(folder, name).items()})
 
 
 def files(folder: Path, name: str) -> dict[str, Path]:
-    return {frame: folder / f"study_{name}{ending}.csv" for frame, ending in _ENDINGS.items()}
+    return {key: folder / frame.file.format(name) for key, frame in FRAMES.items()}
 
 
 def _score_rows(document: Row, path: Path) -> Iterator[Row]:
     models: dict[str, Row] = value_at(document, "models", path)
-    facts = {name: value_at(document, f"provenance.{name}", path) for name in _PROVENANCE}
-    facts["torch"] = value_at(document, "provenance.packages.torch", path)
+    facts = SCORES.facts(document, path)
+    cell = {key: facts.pop(key) for key in CELL}
     for score in value_at(document, "scores", path):
         model = models[score["model"]]
         worst = score["worst"][0]
         yield {
-            **_cell(document),
+            **cell,
             "model": score["model"],
             "label": model["label"],
             "parameters": model["parameters"],
@@ -148,6 +181,7 @@ def _score_rows(document: Row, path: Path) -> Iterator[Row]:
 
 def _trial_rows(document: Row, path: Path) -> Iterator[Row]:
     trials: dict[str, Row] = value_at(document, "trials", path)
+    facts = TRIALS.facts(document, path)
     for name, trial in trials.items():
         for part, where in trial["parts"].items():
             yield {
@@ -158,8 +192,7 @@ def _trial_rows(document: Row, path: Path) -> Iterator[Row]:
                 "first": where["first"],
                 "last": where["last"],
                 "rows": trial["rows"],
-                "context": value_at(document, "job.context", path),
-                "vocab_size": value_at(document, "vocab_size", path),
+                **facts,
                 "origin": trial["origin"],
                 "rows_sha256": trial["rows_sha256"],
             }
@@ -168,21 +201,8 @@ def _trial_rows(document: Row, path: Path) -> Iterator[Row]:
 def _position_rows(document: Row, path: Path) -> Iterator[Row]:
     width = value_at(document, "job.robustness.position_bin", path)
     models: Mapping[str, Row] = value_at(document, "models", path)
+    cell = POSITIONS.facts(document, path)
     for name, losses in value_at(document, "positions", path).items():
         for index, loss in enumerate(losses):
             where = {"first": index * width, "last": (index + 1) * width}
-            yield {**_cell(document), "model": name, "label": models[name]["label"], **where, "ce": loss}
-
-
-def _cell(document: Row) -> Row:
-    return {key: document["job"][key] for key in CELL}
-
-
-def _typed(rows: list[Row] | pd.DataFrame) -> pd.DataFrame:
-    """Text as text, counts as integers that may be missing, all else as numbers: as `read` gives them back."""
-    frame = pd.DataFrame(rows)
-    return frame.astype({column: _TYPES.get(column, "float64") for column in frame.columns})
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    return read_csv(path, ["run"], text=_TEXT, verb="trials rows", typed=_typed)
+            yield {**cell, "model": name, "label": models[name]["label"], **where, "ce": loss}

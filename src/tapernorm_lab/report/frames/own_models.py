@@ -3,7 +3,6 @@
 runs.json says what each run was, scores.csv holds its losses by text, spread.csv the scales at every norm.
 """
 
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from tapernorm.util.atomic_files import whole_file, write_json
+from tapernorm.util.atomic_files import write_json
 from tapernorm.util.errors import UserError
 
-from ..read_json import (
-    SCHEMA_VERSION,
-    read_document,
-    read_of_run,
-    value_at,
-)
+from ..engine.frame import Frame, Row, integer, number, records, text
+from ..read_json import SCHEMA_VERSION, read_document, read_of_run, value_at
 from . import token_scales as spread_rows
 
 KIND = "own_rows"
@@ -28,10 +23,22 @@ FILES = tuple(f"{FOLDER}/{name}" for name in ("runs.json", "scores.csv", "spread
 BASE = "base model"
 _JOB = ("steps", "batch", "context", "lr", "aux_weight", "taper", "seed")
 _PROVENANCE = ("commit", "config_hash", "device", "host", "written_at", "packages")
-_COUNTS = ("norms_gone", "norms", "row_nonfinite")
-_TEXT = ("label", "norm", "form", "piece", "text")
-
-Row = dict[str, Any]
+SCORES = Frame(
+    file="scores.csv",
+    key=("text", "model"),
+    verb="rows tapers",
+    quoted=True,
+    fields={
+        "text": text(),
+        "model": text(),
+        "norms_gone": integer(),
+        "norms": integer(),
+        "bits_per_byte": number(),
+        **{f"row_{key}": number(unit="nats/token") for key in ("mean", "median", "trimmed_mean", "p99_9", "max")},
+        "row_nonfinite": integer(),
+        **{f"token_{key}": number(unit="nats/token") for key in ("median", "p99_9")},
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -86,13 +93,13 @@ def _scores(folders: Mapping[str, Path], spreads: Mapping[str, pd.DataFrame]) ->
         scores = read_of_run(folder, "scores.json", "scores")
         gone = len(value_at(read_document(folder / "result.json", "finetune"), "norms", folder))
         norms = len(set(spreads[label]["place"]))
-        for text, forms in value_at(scores, "corpora", folder).items():
+        for corpus, forms in value_at(scores, "corpora", folder).items():
             for form, model, count in (("before", BASE, 0), ("after", label, gone)):
                 numbers = _numbers(forms[form])
-                if form == "before" and (text, numbers) in seen:
+                if form == "before" and (corpus, numbers) in seen:
                     continue
-                seen.append((text, numbers))
-                yield {"text": text, "model": model, "norms_gone": count, "norms": norms, **numbers}
+                seen.append((corpus, numbers))
+                yield {"text": corpus, "model": model, "norms_gone": count, "norms": norms, **numbers}
 
 
 def _numbers(statistics: Mapping[str, Any]) -> Row:
@@ -105,14 +112,11 @@ def _numbers(statistics: Mapping[str, Any]) -> Row:
 
 
 def write(rows: OwnRows, folder: Path) -> None:
-    """Write runs.json, scores.csv and spread.csv, each float in the shortest form that reads back as the same bits."""
+    """Write runs.json, scores.csv and spread.csv."""
     told = {"schema_version": SCHEMA_VERSION, "kind": KIND, "run": rows.run, "caption": rows.caption}
     write_json(folder / "runs.json", told | {"runs": dict(rows.runs)})
-    frames = {"scores": pd.DataFrame(rows.scores).astype(object), "spread": rows.spread}
-    for name, frame in frames.items():
-        # Texts are quoted: a token may be a line's end.
-        with whole_file(folder / f"{name}.csv") as temporary:
-            frame.to_csv(temporary, index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    SCORES.write(SCORES.typed(rows.scores), folder / SCORES.file)
+    spread_rows.FRAME.write(rows.spread, folder / spread_rows.FRAME.file)
 
 
 def read(folder: Path) -> OwnRows:
@@ -121,29 +125,13 @@ def read(folder: Path) -> OwnRows:
     Raises:
         UserError: a file is missing, or of another schema.
     """
-    for name in FILES:
-        if not (path := folder / Path(name).name).is_file():
-            raise UserError(f"no file {path}: make it with `tapernorm outcome`")
+    if not (folder / "runs.json").is_file():
+        raise UserError(f"no file {folder / 'runs.json'}: make it with `tapernorm rows tapers`")
     told = read_document(folder / "runs.json", KIND)
-    with open(folder / "scores.csv", encoding="utf-8", newline="") as file:
-        scores = [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
     return OwnRows(
         run=told["run"],
         caption=told["caption"],
         runs=told["runs"],
-        scores=scores,
-        spread=pd.read_csv(
-            folder / "spread.csv",
-            dtype=dict.fromkeys(_TEXT, "str"),
-            keep_default_na=False,
-            na_values={key: [""] for key in ("constant", "first", *spread_rows.QUANTILES, "largest")},
-        ),
+        scores=records(SCORES.read(folder / SCORES.file)),
+        spread=spread_rows.FRAME.read(folder / spread_rows.FRAME.file),
     )
-
-
-def _value(key: str, text: str) -> Any:
-    if key in ("text", "model"):
-        return text
-    if text == "":
-        return None  # not finite
-    return int(text) if key in _COUNTS else float(text)

@@ -6,62 +6,62 @@ from typing import Any
 
 import pandas as pd
 
-from tapernorm.util.atomic_files import whole_file
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
-from ..read_json import (
-    parse_json,
-    read_csv,
-    read_document,
-    text_of,
-    value_at,
-)
+from ..engine.frame import PROVENANCE, Frame, integer, number, text
+from ..read_json import parse_json, read_document, text_of, value_at
 
 JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
 
-# Column of the results frame -> where result.json holds it. A `values` entry is {"value": ..., "unit": ...}.
-_COLUMNS = {
-    "variant": "job.variant",
-    "d_model": "job.model.d_model",
-    "seed": "job.seed",
-    "steps": "job.steps",
-    "valid_ce": "values.valid_ce",  # nats/token
-    "bits_per_byte": "values.bits_per_byte",
-    "valid_tokens": "values.valid_tokens",
-    "parameters": "values.parameters",
-    "train_tokens": "values.train_tokens",
-    "train_time_s": "values.train_time_s",
-    "tokens_per_s": "values.tokens_per_s",
-    "peak_mem_bytes": "values.peak_mem_bytes",
-    "scale_target": "scale_target",  # null for the Baseline
-    "radial_share": "radial.share",  # mean over tokens of |<grad_h CE, h>| / (|grad_h CE| |h|), h the pre-logit stream
-    "n_layer": "job.model.n_layer",
-    "n_head": "job.model.n_head",
-    "d_ff": "job.model.d_ff",
-    "vocab_size": "job.model.vocab_size",
-    "norm": "job.model.norm",
-    "context": "job.model.context",
-    "batch": "job.train.batch",
-    "lr": "job.train.lr",
-    "precision": "job.train.precision",
-    "device": "provenance.device",
-    "config_hash": "provenance.config_hash",
-    "commit": "provenance.commit",  # null outside git
-    "torch": "provenance.packages.torch",
-}
-# What `tapernorm fold` adds to the row of the job that it folded; absent for a model that was not.
-_FOLD_COLUMNS = {
-    "valid_ce_gated": "values.valid_ce_gated",  # nats/token, in the same pass as the two below
-    "valid_ce_unfused": "values.valid_ce_unfused",
-    "valid_ce_fused": "values.valid_ce_fused",
-    "fold_logit_difference": "reports.fused.largest_logit_difference",
-}
-_KINDS = {"pretrain": _COLUMNS, "fold": {**{key: _COLUMNS[key] for key in JOB}, **_FOLD_COLUMNS}}
-_TEXT: dict[Any, Any] = dict.fromkeys(
-    ("run", "variant", "norm", "precision", "device", "config_hash", "commit", "torch", "settings_hash", "taper_hash"),
-    "str",
+RESULTS = Frame(
+    file="results.csv",
+    key=("run", *JOB),
+    verb="rows training",
+    fields={
+        "run": text(),
+        # What `tapernorm fold` adds to the row of the job that it folded; absent for a model that was not.
+        "valid_ce_gated": number("values.valid_ce_gated", "nats/token", of="fold"),  # in one pass with the two below
+        "valid_ce_unfused": number("values.valid_ce_unfused", "nats/token", of="fold"),
+        "valid_ce_fused": number("values.valid_ce_fused", "nats/token", of="fold"),
+        "fold_logit_difference": number("reports.fused.largest_logit_difference", of="fold"),
+        "variant": text("job.variant"),
+        "d_model": integer("job.model.d_model"),
+        "seed": integer("job.seed"),
+        "steps": integer("job.steps"),
+        "valid_ce": number("values.valid_ce", "nats/token"),
+        "bits_per_byte": number("values.bits_per_byte"),
+        "valid_tokens": integer("values.valid_tokens"),
+        "parameters": integer("values.parameters"),
+        "train_tokens": integer("values.train_tokens"),
+        "train_time_s": number("values.train_time_s", "s"),
+        "tokens_per_s": number("values.tokens_per_s", "1/s"),
+        "peak_mem_bytes": integer("values.peak_mem_bytes", "bytes"),
+        "scale_target": number("scale_target"),  # null for the Baseline
+        # Mean over tokens of |<grad_h CE, h>| / (|grad_h CE| |h|), h the pre-logit stream.
+        "radial_share": number("radial.share"),
+        "n_layer": integer("job.model.n_layer"),
+        "n_head": integer("job.model.n_head"),
+        "d_ff": integer("job.model.d_ff"),
+        "vocab_size": integer("job.model.vocab_size"),
+        "norm": text("job.model.norm"),
+        "context": integer("job.model.context", "tokens"),
+        "batch": integer("job.train.batch", "rows"),
+        "lr": number("job.train.lr"),
+        "precision": text("job.train.precision"),
+        **PROVENANCE,
+        "settings_hash": text(),
+        "taper_hash": text(),
+    },
 )
+CURVES = Frame(
+    file="curves.csv",
+    key=JOB,
+    verb="rows training",
+    fields={"variant": text(), "d_model": integer(), "seed": integer(), "step": integer()},
+)
+FRAMES = {"results": RESULTS, "curves": CURVES}
+_KINDS = ("pretrain", "fold")
 _TIMES = {"step", "elapsed_s"}  # keys that a training and an evaluation line of one step both have
 
 
@@ -89,22 +89,23 @@ def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFr
         raise UserError("no result.json was given: name at least one, such as results/RUN/pretrain/*/*/*/result.json")
     for job in folded.keys() - trained.keys():
         raise UserError(f"{origin['fold', *job]} folds a model whose training result is not given: give both")
-    absent = dict.fromkeys(_FOLD_COLUMNS, float("nan"))
-    ordered = [{"run": run, **absent, **trained[job], **folded.get(job, {})} for job in sorted(trained)]
+    ordered = [{"run": run, **RESULTS.absent("fold"), **trained[job], **folded.get(job, {})} for job in sorted(trained)]
     curves = [
         {**dict(zip(JOB, job, strict=True)), **line}
         for job in sorted(trained)
         for line in read_metrics(origin["pretrain", *job].parent / "metrics.jsonl")
     ]
-    return _typed(pd.DataFrame(ordered)), _typed(pd.DataFrame(curves).sort_values([*JOB, "step"], ignore_index=True))
+    return RESULTS.typed(ordered), CURVES.typed(curves).sort_values([*JOB, "step"], ignore_index=True)
 
 
 def read_result(path: Path) -> tuple[str, dict[str, Any]]:
     """Kind and columns of one result file."""
     document = read_document(path, *_KINDS)
     kind = document["kind"]
-    row = {column: value_at(document, place, path) for column, place in _KINDS[kind].items()}
-    return kind, row | (_config_versions(document["job"]) if kind == "pretrain" else {})
+    if kind == "pretrain":
+        return kind, RESULTS.facts(document, path) | _config_versions(document["job"])
+    job = {key: value_at(document, RESULTS.fields[key].place, path) for key in JOB}
+    return kind, job | RESULTS.facts(document, path, of="fold")
 
 
 def _config_versions(job: dict[str, Any]) -> dict[str, str | None]:
@@ -120,37 +121,25 @@ def _config_versions(job: dict[str, Any]) -> dict[str, str | None]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """One dictionary per step, in which the training and the evaluation line of the step are one."""
     steps: dict[int, dict[str, Any]] = {}
-    for number, text in enumerate(text_of(path).splitlines(), start=1):
-        line = parse_json(path, text, f" line {number}")
+    for at, one in enumerate(text_of(path).splitlines(), start=1):
+        line = parse_json(path, one, f" line {at}")
         if not isinstance(line, dict) or "step" not in line:
-            raise UserError(f"{path} line {number} holds no step: the file is damaged; run the job again")
+            raise UserError(f"{path} line {at} holds no step: the file is damaged; run the job again")
         known = steps.setdefault(line["step"], {})
         if twice := known.keys() & line.keys() - _TIMES:
-            raise UserError(f"{path} line {number}: step {line['step']} logs {', '.join(sorted(twice))} a second time")
+            raise UserError(f"{path} line {at}: step {line['step']} logs {', '.join(sorted(twice))} a second time")
         known.update({key: value for key, value in line.items() if key not in known})
     if not steps:
         raise UserError(f"{path} is empty: the job that writes it has not finished; run it again")
     return list(steps.values())
 
 
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Text columns as text and a column of nulls as numbers, as `read` gives them back."""
-    empty = frame.columns.difference(frame.dropna(axis="columns", how="all").columns)
-    kinds = dict.fromkeys(empty, "float64") | {column: kind for column, kind in _TEXT.items() if column in frame}
-    return frame.astype(kinds)
-
-
 def write(results: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
-    """Write results.csv and curves.csv, each float in the shortest form that reads back as the same bits."""
-    for name, frame in (("results", results), ("curves", curves)):
-        with whole_file(folder / f"{name}.csv") as temporary:
-            frame.to_csv(temporary, index=False, lineterminator="\n")
+    """Write results.csv and curves.csv."""
+    RESULTS.write(results, folder / RESULTS.file)
+    CURVES.write(curves, folder / CURVES.file)
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read back what `write` wrote."""
-    return _read_csv(folder / "results.csv"), _read_csv(folder / "curves.csv")
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    return read_csv(path, ["run", *JOB] if path.name == "results.csv" else JOB, text=_TEXT, verb="rows")
+    """Read back what `write` wrote. Raises as `Frame.read`."""
+    return RESULTS.read(folder / RESULTS.file), CURVES.read(folder / CURVES.file)

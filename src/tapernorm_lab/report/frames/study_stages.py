@@ -1,53 +1,50 @@
 """Results of a stage's runs -> tidy rows, one per arm and seed, a diverged one among them; and these back from CSV."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from tapernorm.util.atomic_files import whole_file
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import canonical_json
 
 from ...config.study import Arm
 from ...config.study_runs import ArmRun, StageJob
-from ..read_json import read_csv, read_document, value_at
+from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
+from ..read_json import read_document, value_at
 
 FINISHED, DIVERGED = "finished", "diverged"
 
-# Column -> place in the settings of the job; those of a taper are absent for a Baseline.
-_SETTINGS = {
-    "steps": "steps",
-    "lr": "train.lr",
-    "clip_norm": "train.clip_norm",
-    "start_fraction": "taper.start_fraction",
-    "end_fraction": "taper.end_fraction",
-    "anchor_weight": "taper.anchor_weight",
-}
-# Column -> place in the result of a run that finished.
-_VALUES = {
-    "valid_ce": "values.valid_ce",  # nats/token, at g = 0 where tapered
-    "bits_per_byte": "values.bits_per_byte",
-    "valid_tokens": "values.valid_tokens",
-    "parameters": "values.parameters",
-    "train_time_s": "values.train_time_s",
-    "scale_target": "scale_target",
-}
-_START = "taper_start_jump"  # nats/token: validation loss at g = 0 less that at g = 1, where the taper starts
-_PROVENANCE = {
-    "device": "provenance.device",
-    "config_hash": "provenance.config_hash",
-    "commit": "provenance.commit",  # null outside git
-    "torch": "provenance.packages.torch",
-}
-_TEXT = (
-    *("run", "stage", "arm", "label", "variant", "treatment", "outcome", "reason", "folder"),
-    *("device", "config_hash", "commit", "torch"),
+_START = "taper_start_jump"
+FRAME = Frame(
+    file="study_{}.csv",
+    key=("run", "stage", "arm", "seed", "config_hash"),
+    verb="rows study_STAGE",
+    fields={
+        **{name: text() for name in ("run", "stage", "arm", "label", "variant", "treatment")},
+        "d_model": integer(),
+        "seed": integer(),
+        "outcome": text(),
+        "diverged_at": integer(unit="step"),
+        "reason": text(),
+        # Of the job; those of a taper are absent for a Baseline.
+        "steps": integer("steps", of="settings"),
+        "lr": number("train.lr", of="settings"),
+        "clip_norm": number("train.clip_norm", of="settings"),
+        "start_fraction": number("taper.start_fraction", of="settings"),
+        "end_fraction": number("taper.end_fraction", of="settings"),
+        "anchor_weight": number("taper.anchor_weight", of="settings"),
+        # Of a run that finished.
+        "valid_ce": number("values.valid_ce", "nats/token", of="finished"),  # at g = 0 where tapered
+        "bits_per_byte": number("values.bits_per_byte", of="finished"),
+        "valid_tokens": integer("values.valid_tokens", of="finished"),
+        "parameters": integer("values.parameters", of="finished"),
+        "train_time_s": number("values.train_time_s", "s", of="finished"),
+        "scale_target": number("scale_target", of="finished"),
+        _START: number(unit="nats/token"),  # validation loss at g = 0 less that at g = 1, where the taper starts
+        "folder": text(),
+        **PROVENANCE,
+    },
 )
-_INTEGERS = ("d_model", "seed", "diverged_at", "steps", "valid_tokens", "parameters")
-_TYPES: dict[str, str] = dict.fromkeys(_TEXT, "str") | dict.fromkeys(_INTEGERS, "Int64")
-
-Row = dict[str, Any]
 
 
 def collect(job: StageJob, results: Path) -> pd.DataFrame:
@@ -56,7 +53,7 @@ def collect(job: StageJob, results: Path) -> pd.DataFrame:
     Raises:
         UserError: a file is missing, damaged or of another job than the stage's.
     """
-    return _typed(pd.DataFrame([_row(job, run, results) for run in job.runs]))
+    return FRAME.typed([_row(job, run, results) for run in job.runs])
 
 
 def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
@@ -82,11 +79,11 @@ def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
         "outcome": DIVERGED if stopped else FINISHED,
         "diverged_at": stopped["step"] if stopped else None,
         "reason": f"{stopped['what']} is not finite" if stopped else None,
-        **{column: _setting(settings, place, path) for column, place in _SETTINGS.items()},
-        **{column: None if stopped else value_at(document, place, path) for column, place in _VALUES.items()},
+        **_settings(settings, path),
+        **(FRAME.absent("finished") if stopped else FRAME.facts(document, path, of="finished")),
         _START: value_at(document["taper_start"], f"{_START}.value", path) if "taper_start" in document else None,
         "folder": run.folder,
-        **{column: value_at(document, place, path) for column, place in _PROVENANCE.items()},
+        **FRAME.facts(document, path),
     }
     return row | _unused(arm, row)
 
@@ -104,20 +101,15 @@ def treatment_of(arm: Arm) -> str | None:
     return None if arm.treatment is None else canonical_json(arm.treatment)
 
 
-def _setting(settings: Row, place: str, path: Path) -> Any:
-    section = place.partition(".")[0]
-    return None if settings[section] is None else value_at(settings, place, path)
-
-
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Text as text, counts as integers that may be missing, all else as numbers: as `read` gives them back."""
-    return frame.astype({column: _TYPES.get(column, "float64") for column in frame.columns})
+def _settings(settings: Row, path: Path) -> Row:
+    """The settings of a job; none of a taper where it has none."""
+    untapered = {"taper": dict.fromkeys(("start_fraction", "end_fraction", "anchor_weight"))}
+    return FRAME.facts(settings | (untapered if settings["taper"] is None else {}), path, of="settings")
 
 
 def write(rows: pd.DataFrame, path: Path) -> None:
-    """Write the rows as CSV, each float in the shortest form that reads back as the same bits."""
-    with whole_file(path) as temporary:
-        rows.to_csv(temporary, index=False, lineterminator="\n")
+    """Write the rows as CSV."""
+    FRAME.write(rows, path)
 
 
 def read(path: Path, job: StageJob) -> pd.DataFrame:
@@ -126,13 +118,17 @@ def read(path: Path, job: StageJob) -> pd.DataFrame:
     Raises:
         UserError: there is no such file, or it holds other runs than the stage's.
     """
-    identity = ["run", "stage", "arm", "seed", "config_hash"]
-    frame = read_csv(path, identity, text=_TEXT, verb="stage rows")
-    found = {(r["run"], r["stage"], r["arm"], r["seed"], r["config_hash"]) for r in frame.to_dict("records")}
+    frame = FRAME.read(path)
+    require_runs(frame, job, path)
+    return frame
+
+
+def require_runs(frame: pd.DataFrame, job: StageJob, path: Path) -> None:
+    """Refuse rows of other runs than the stage's."""
+    found = set(frame[["run", "stage", "arm", "seed", "config_hash"]].itertuples(index=False, name=None))
     wanted = {(job.run, job.stage.name, run.arm, run.seed, run.config_hash) for run in job.runs}
     if unlike := sorted({f"{arm} of {stage}, run {name}" for name, stage, arm, *_ in found ^ wanted}):
         raise UserError(
             f"{path} and the config differ in arms ({'; '.join(unlike)}): gather the rows again, or take the config "
             "that they were gathered with"
         )
-    return _typed(frame)

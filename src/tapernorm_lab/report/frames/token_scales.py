@@ -6,15 +6,34 @@ from typing import Any
 import pandas as pd
 
 from .. import statistics as stats
+from ..engine.frame import Field, Frame, integer, number, text
 from ..read_json import read_of_run, value_at
 
 KIND = "spread"
 FORMS = ("before", "after")
 QUANTILES = {"p0_1": "0.001", "p5": "0.05", "median": "0.5", "p95": "0.95", "p99": "0.99", "p99_9": "0.999"}
+FRAME = Frame(
+    file="spread.csv",
+    key=("norm", "place", "form", "label"),
+    verb="rows tapers",
+    quoted=True,
+    fields={
+        "norm": text(),
+        "place": integer(),
+        "gone": Field("flag"),
+        "constant": number(),  # 1 / c
+        "form": text(),
+        **{name: number() for name in ("first", *QUANTILES, "largest")},
+        "piece": text(),
+        **{name: integer() for name in ("position", "nonfinite", "rows", "context")},
+        "text": text(),
+        "label": text(),
+    },
+)
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The rows of a file that `tapernorm spread` wrote.
+    """The rows of a file that `tapernorm rows tapers` wrote.
 
     Columns: norm, place (0, 1, … in running order), gone, constant (1 / c: the scale that stands for every token's),
     form, first, the quantiles over later positions, largest and its token (piece, position), nonfinite (tokens without
@@ -30,7 +49,7 @@ def read(path: Path) -> pd.DataFrame:
         for place, entry in enumerate(value_at(document, "norms", path))
         for form in FORMS
     ]
-    return pd.DataFrame(rows)
+    return FRAME.typed(rows)
 
 
 def _constant(c: float | None) -> dict[str, Any]:

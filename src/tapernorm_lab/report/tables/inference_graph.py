@@ -3,71 +3,19 @@
 Its first half, losses and gaps, is the stage's own table.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from tapernorm.util.atomic_files import whole_file
 from tapernorm.util.errors import UserError
 
 from ...config.study_runs import StageJob
 from .. import statistics as stats
+from ..engine.frame import Row
 from ..frames.decoding import MODES, Bench
+from ..frames.inference_graph import FUNCTIONS, ROWS
 from ..table import ABSENT, Column, Table
 
-FUNCTIONS = ("norm", "tanh", "erf", "exp")
-ROWS = {  # what odd_rows calls them -> their header
-    "text": "text",
-    "longer": "past context",
-    "same": "one token",
-    "random": "random ids",
-}
 _SPEED_MODES = ("eager", "compile")
-_INTEGERS = ("seed", *(f"operations_{name}" for name in (*FUNCTIONS, "all")))
-_TEXT = ("run", "stage", "arm", "config_hash", "outcome")
-_KEY = ("run", "stage", "arm", "seed", "config_hash")
-
-Row = dict[str, Any]
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Write the rows as CSV, each float in the shortest form that reads back as the same bits."""
-    columns = dict.fromkeys(key for row in rows for key in row)
-    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def read(path: Path, job: StageJob) -> list[Row]:
-    """Read back what `write` wrote of the stage of `job`.
-
-    Raises:
-        UserError: there is no such file, or it holds other runs than the stage's.
-    """
-    if not path.is_file():
-        raise UserError(f"no file {path}: make it with `tapernorm oddities rows`")
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
-    except (ValueError, TypeError, AttributeError, csv.Error) as error:  # no UTF-8, no number, or a row cut short
-        raise UserError(f"{path} is damaged ({error}): make it with `tapernorm oddities rows`") from None
-    found = {tuple(row.get(name) for name in _KEY) for row in rows}
-    wanted = {(job.run, job.stage.name, run.arm, run.seed, run.config_hash) for run in job.runs}
-    if found != wanted:
-        raise UserError(f"{path} holds other runs than the config's stage {job.stage.name}: make it again")
-    return rows
-
-
-def _value(name: str, text: str) -> Any:
-    if name in _TEXT:
-        return text
-    if text == "":
-        return None
-    if name.endswith("_finite"):
-        return text == "True"
-    return int(text) if name in _INTEGERS else float(text)
 
 
 def oddities_table(rows: Sequence[Row], bench: Bench | None, job: StageJob) -> Table:
@@ -113,7 +61,9 @@ def _record(job: StageJob, name: str, rows: Sequence[Row], bench: Bench | None) 
     record |= {"seeds": len(cell), "n": len(finished)}
     if not finished:
         return record
-    record |= {key: finished[0][key] for key in _INTEGERS[1:]}  # a model's graph is its arm's, whatever the seed
+    record |= {
+        key: finished[0][key] for key in [f"operations_{name}" for name in (*FUNCTIONS, "all")]
+    }  # a model's graph is its arm's, whatever the seed
     record["activation_max"] = _largest(row["text_activation_max"] for row in finished)
     for kind in ROWS:
         record[f"{kind}_finite"] = sum(bool(row.get(f"{kind}_finite")) for row in finished)

@@ -1,7 +1,6 @@
 """The table of a study's stage: per arm the loss and its gap to the stage's Baseline, paired by seed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -10,15 +9,14 @@ from tapernorm.util.errors import UserError
 from ...config.study import Stage
 from ...config.study_runs import StageJob
 from .. import statistics as stats
+from ..engine.cells import counted, interval, mean_sd, number, shown, text
+from ..engine.frame import Row
+from ..engine.summary import Against, Cell, summarise
+from ..engine.table_spec import Shown, TableSpec
 from ..frames.study_stages import DIVERGED, treatment_of
 from ..provenance import same_or_not
-from ..table import ABSENT, Column, Table
-from .table1_pretraining import (
-    gap_cell,
-    loss_cell,
-    of_several_codes,
-    short_commits,
-)
+from ..table import ABSENT, Table
+from .table1_pretraining import LOSS, of_several_codes, short_commits
 
 # Column of the rows -> its header, shown where the arms of a stage differ in it.
 _SETTINGS = {
@@ -32,8 +30,6 @@ _SETTINGS = {
 _WINDOW = ("start_fraction", "end_fraction")  # one says nothing without the other
 _JUMP, _TARGET = "taper_start_jump", "scale_target"
 
-Row = dict[str, Any]
-
 
 def stage_table(rows: pd.DataFrame, job: StageJob) -> Table:
     """The table of a stage, a line per arm.
@@ -43,19 +39,14 @@ def stage_table(rows: pd.DataFrame, job: StageJob) -> Table:
     """
     records = stage_records(rows, job)
     runs: list[Row] = rows.to_dict("records")
-    shown = list(_shown_columns(records, job.stage.baseline))
-    return Table(
-        name=f"table_{job.stage.name}",
-        columns=[column for column, _ in shown],
-        rows=[[cell(record) for _, cell in shown] for record in records],
-        published=[],
+    return TableSpec(f"table_{job.stage.name}", list(_columns(records, job.stage.baseline))).table(
+        records,
         caption=(
             f"Stage {job.stage.name}, beyond the paper: {job.stage.title}. d {job.stage.d_model}, seeds"
             f" {', '.join(map(str, job.stage.seeds))}.{of_several_codes(short_commits(runs))} Run {job.run}:"
             f" {job.caption}"
         ),
-        notes=list(_notes(job.stage, records, runs)),
-        records=records,
+        notes=_notes(job.stage, records, runs),
     )
 
 
@@ -71,11 +62,11 @@ def stage_records(rows: pd.DataFrame, job: StageJob) -> list[Row]:
             " are not comparable: run the older ones again"
         )
     runs: list[Row] = rows.to_dict("records")
-    cells = {arm.name: [run for run in runs if run["arm"] == arm.name] for arm in job.stage.arms}
-    losses = {
-        name: {r["seed"]: r["valid_ce"] for r in cell if r["outcome"] != DIVERGED} for name, cell in cells.items()
-    }
-    best = _best_baseline(job.stage, losses)
+    finished = [run for run in runs if run["outcome"] != DIVERGED]
+    best = _best_baseline(job.stage, {cell.key["arm"]: cell for cell in summarise(finished, ["arm"], "valid_ce")})
+    against = {"gap": job.stage.baseline, "best_gap": best}
+    pairs = {name: Against(lambda _, arm=arm: {"arm": arm}) for name, arm in against.items()}
+    summaries = {cell.key["arm"]: cell for cell in summarise(finished, ["arm"], "valid_ce", pairs)}
     return [
         {
             "run": job.run,
@@ -84,92 +75,65 @@ def stage_records(rows: pd.DataFrame, job: StageJob) -> list[Row]:
             "label": arm.label,
             "variant": arm.variant,
             "treatment": treatment_of(arm),
-            **{column: cells[arm.name][0][column] for column in _SETTINGS},
-            **_loss_columns(cells[arm.name], losses[arm.name]),
-            **_gap_columns("gap", arm.name, job.stage.baseline, losses),
-            **_gap_columns("best_gap", arm.name, best, losses),
+            **_of_seeds([run for run in runs if run["arm"] == arm.name]),
+            **_gaps(summaries.get(arm.name), against),
         }
         for arm in job.stage.arms
     ]
 
 
-def _best_baseline(stage: Stage, losses: Mapping[str, Mapping[int, float]]) -> str:
+def _best_baseline(stage: Stage, summaries: Mapping[str, Cell]) -> str:
     """The Baseline with settings of its own, or none, that has the lowest mean over all seeds; else the stage's."""
     plain = [arm.name for arm in stage.arms if arm.variant == "baseline" and arm.treatment is None]
-    whole = [name for name in plain if len(losses[name]) == len(stage.seeds)]
-    return min(whole, key=lambda name: stats.mean_std(list(losses[name].values()))[0], default=stage.baseline)
+    whole = [name for name in plain if name in summaries and summaries[name].n == len(stage.seeds)]
+    return min(whole, key=lambda name: summaries[name].mean, default=stage.baseline)
 
 
-def _loss_columns(cell: Sequence[Row], losses: Mapping[int, float]) -> Row:
-    mean, std = stats.mean_std(list(losses.values()))
-    jumps = [run[_JUMP] for run in cell if not pd.isna(run[_JUMP])]
-    jump, jump_std = stats.mean_std(jumps)
-    targets = [run[_TARGET] for run in cell if not pd.isna(run[_TARGET])]
-    target, target_std = stats.mean_std(targets)
+def _of_seeds(runs: Sequence[Row]) -> Row:
+    """Settings of an arm, its seeds, and means over those that have a number."""
+    diverged = [run for run in runs if run["outcome"] == DIVERGED]
+    means: Row = {}
+    for name, column in {"valid_ce": "valid_ce", "jump": _JUMP, "target": _TARGET}.items():
+        numbers = [run[column] for run in runs if not pd.isna(run[column])]
+        mean, std = stats.mean_std(numbers)
+        means |= {f"{name}_n": len(numbers), f"{name}_mean": mean, f"{name}_std": std}
+    del means["valid_ce_n"]
     return {
-        "seeds": len(cell),
-        "n": len(losses),
-        "diverged_seeds": " ".join(str(run["seed"]) for run in cell if run["outcome"] == DIVERGED),
-        "valid_ce_mean": mean,
-        "valid_ce_std": std,
-        "jump_n": len(jumps),
-        "jump_mean": jump,
-        "jump_std": jump_std,
-        "target_n": len(targets),
-        "target_mean": target,
-        "target_std": target_std,
+        **{column: runs[0][column] for column in _SETTINGS},
+        "seeds": len(runs),
+        "n": len(runs) - len(diverged),
+        "diverged_seeds": " ".join(str(run["seed"]) for run in diverged),
+        **means,
     }
 
 
-def _gap_columns(prefix: str, arm: str, against: str, losses: Mapping[str, Mapping[int, float]]) -> Row:
-    gap = stats.paired_gap({} if arm == against else losses[arm], losses[against])
-    return {
-        f"{prefix}_to": against,
-        f"{prefix}_pairs": len(gap.seeds),
-        f"{prefix}_percent": gap.percent,
-        f"{prefix}_low": gap.low,
-        f"{prefix}_high": gap.high,
-    }
+def _gaps(cell: Cell | None, against: Mapping[str, str]) -> Row:
+    """To each of the arms `against`; none where no seed finished."""
+    found: Row = {}
+    for name, arm in against.items():
+        gap = cell.gaps[name] if cell else stats.paired_gap({}, {})
+        found |= {f"{name}_to": arm, f"{name}_pairs": len(gap.seeds)}
+        found |= {f"{name}_percent": gap.value, f"{name}_low": gap.low, f"{name}_high": gap.high}
+    return found
 
 
-def _shown_columns(records: Sequence[Row], baseline: str) -> Iterator[tuple[Column, Callable[[Row], str]]]:
-    """Each printed column with the text that it has of a record."""
-    yield Column("arm", align="l"), lambda record: record["label"]
-    differing = {c for c in _SETTINGS if len({_number(record[c]) for record in records} - {ABSENT}) > 1}
+def _columns(records: Sequence[Row], baseline: str) -> Iterator[Shown]:
+    """What is printed: a setting where the arms differ in it, a number where an arm has it."""
+    yield Shown("arm", text("label"), align="l")
+    differing = {c for c in _SETTINGS if len({shown(record[c], "g") for record in records} - {ABSENT}) > 1}
     for column, header in _SETTINGS.items():
         if column in differing or (column in _WINDOW and not differing.isdisjoint(_WINDOW)):
-            yield Column(header), lambda record, column=column: _number(record[column])
-    yield Column("n"), _count
-    yield Column("loss"), lambda record: loss_cell(record) if record["n"] else ABSENT
-    yield Column("gap %"), lambda record: _gap(record, "gap")
+            yield Shown(header, number(column, "g"))
+    yield Shown("n", counted("n", of="seeds"))
+    yield Shown("loss", LOSS)
+    yield Shown("gap %", interval("gap_percent", ".2f", ends="gap", pairs="gap_pairs"))
     if any(record["best_gap_to"] != baseline for record in records):
-        yield Column("to best Baseline %"), lambda record: _gap(record, "best_gap")
+        best = interval("best_gap_percent", ".2f", ends="best_gap", pairs="best_gap_pairs")
+        yield Shown("to best Baseline %", best)
     if any(record["jump_n"] for record in records):
-        yield Column("jump"), lambda record: _spread(record, "jump", 4)
+        yield Shown("jump", mean_sd("jump", ".4f"))
     if any(record["target_n"] for record in records):
-        yield Column("scale target"), lambda record: _spread(record, "target", 2)
-
-
-def _number(value: Any) -> str:
-    return ABSENT if pd.isna(value) else f"{value:g}"
-
-
-def _count(record: Row) -> str:
-    """Seeds that finished, of those that ran."""
-    return f"{record['n']}" if record["n"] == record["seeds"] else f"{record['n']} of {record['seeds']}"
-
-
-def _gap(record: Row, prefix: str) -> str:
-    names = {"n_pairs": "pairs", "gap_percent": "percent", "gap_low": "low", "gap_high": "high"}
-    return gap_cell({name: record[f"{prefix}_{mine}"] for name, mine in names.items()})
-
-
-def _spread(record: Row, name: str, digits: int) -> str:
-    """Mean ± sample standard deviation over the runs that have one."""
-    if not (n := record[f"{name}_n"]):
-        return ABSENT
-    spread = f" ± {record[f'{name}_std']:.{digits}f}" if n > 1 else ""
-    return f"{record[f'{name}_mean']:.{digits}f}{spread}".replace("-", "−")
+        yield Shown("scale target", mean_sd("target", ".2f"))
 
 
 def _notes(stage: Stage, records: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:

@@ -12,15 +12,19 @@ from tapernorm.util.errors import UserError
 from ...config import published
 from ...config.sections import VARIANT_LABELS, VARIANTS
 from .. import statistics as stats
+from ..engine.cells import interval, mean_sd, number, text
+from ..engine.frame import Row
+from ..engine.summary import Against, summarise
+from ..engine.table_spec import Shown, TableSpec
 from ..provenance import same_or_not
-from ..table import ABSENT, Column, Table
+from ..table import ABSENT, Table
 
 SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
 FORMS = ("unfused", "fused")  # how a tapered model is folded
+LOSS = mean_sd("valid_ce", ".4f")
+GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
 ALL_SEEDS, TRIMMED = "all", "without outliers"
 _SAME = ("steps", "lr", "batch", "context", "valid_tokens")  # at one width, or its losses are not comparable
-
-Row = dict[str, Any]
 
 
 def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int, str] | None = None) -> Table:
@@ -31,22 +35,33 @@ def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int
     """
     jobs: list[Row] = results.to_dict("records")
     rows = table1_rows(jobs, run=run, labels=labels)
-    columns = [
-        Column("size", align="l"),
-        *(Column(header) for header in ("d", "parameters", "steps", "n")),
-        Column("loss", VARIANT_LABELS["baseline"]),
-        *(Column(header, VARIANT_LABELS[v]) for v in SHOWN[1:] for header in ("loss", "gap %")),
-    ]
-    return Table(
-        name="table1",
-        columns=columns,
-        rows=list(_printed(rows)),
+    lines = _printed(rows)
+    spec = TableSpec(
+        "table1",
+        line=("d_model", "seeds_counted"),
+        member="variant",
+        printed=lambda row: _line_of(row) in lines,
+        columns=[
+            Shown("size", _size, align="l"),
+            Shown("d", text("d_model")),
+            Shown("parameters", number("parameters", ",")),
+            Shown("steps", number("steps", ",")),
+            Shown("n", lambda row: lines[_line_of(row)]),
+            Shown("loss", LOSS, VARIANT_LABELS["baseline"], of="baseline"),
+            *(
+                Shown(header, cell, VARIANT_LABELS[variant], of=variant)
+                for variant in SHOWN[1:]
+                for header, cell in {"loss": LOSS, "gap %": GAP}.items()
+            ),
+        ],
+    )
+    return spec.table(
+        rows,
         published=[_published_line()],
         caption=(
             f"Validation loss and relative gap to Baseline.{of_several_codes(short_commits(jobs))} Run {run}: {caption}"
         ),
         notes=[*_notes(jobs), *_left_out_notes(rows), *_missing_notes(rows)],
-        records=rows,
     )
 
 
@@ -58,48 +73,40 @@ def table1_rows(jobs: Sequence[Row], *, run: str, labels: Mapping[int, str] | No
     for d_model in sorted({job["d_model"] for job in jobs}):
         width = sorted((job for job in jobs if job["d_model"] == d_model), key=lambda job: job["seed"])
         _refuse_unlike(width)
-        mine = {v: cell for v in VARIANTS if (cell := {j["seed"]: j for j in width if j["variant"] == v})}
-        left_out = {v: stats.outliers(_losses(cell)) for v, cell in mine.items()}
-        kept = {v: {seed: j for seed, j in cell.items() if seed not in left_out[v]} for v, cell in mine.items()}
+        by_variant = {v: [job for job in width if job["variant"] == v] for v in VARIANTS}
+        left_out = {v: stats.outliers({job["seed"]: job["valid_ce"] for job in cell}) for v, cell in by_variant.items()}
+        jobs_of = [job for cell in by_variant.values() for job in cell]
+        kept = [job for job in jobs_of if job["seed"] not in left_out[job["variant"]]]
         common = {"run": run, "size": (labels or {}).get(d_model, str(d_model)), "d_model": d_model}
-        rows += [{**common, "seeds_counted": ALL_SEEDS, **row} for row in _variant_rows(mine, {})]
+        rows += [{**common, "seeds_counted": ALL_SEEDS, **row} for row in _variant_rows(jobs_of, {})]
         if any(left_out.values()):
             rows += [{**common, "seeds_counted": TRIMMED, **row} for row in _variant_rows(kept, left_out)]
     return rows
 
 
-def _variant_rows(cells: Mapping[str, Mapping[int, Row]], left_out: Mapping[str, Mapping[int, float]]) -> Iterator[Row]:
-    """The statistics of each variant of one width, from variant -> seed -> job."""
-    baseline = _losses(cells.get("baseline", {}))
-    for variant, jobs in cells.items():
-        losses = _losses(jobs)
-        mean, std = stats.mean_std(list(losses.values()))
-        gap = stats.paired_gap({} if variant == "baseline" else losses, baseline)
+def _variant_rows(jobs: Sequence[Row], left_out: Mapping[str, Mapping[int, float]]) -> Iterator[Row]:
+    """The statistics of each variant of one width."""
+    pair = {"gap": Against(lambda _: {"variant": "baseline"})}
+    for cell in summarise(jobs, ["variant"], "valid_ce", pair):
+        first, variant, pairs = cell.rows[0], cell.key["variant"], cell.gaps["gap"].seeds
         theirs = published.TABLE1_GAP_PERCENT.get(variant)
-        first = next(iter(jobs.values()))
         yield {
             "variant": variant,
             **{key: first[key] for key in ("parameters", "steps", "lr")},
-            "n": len(jobs),
-            "seeds": _spaced(jobs),
-            "valid_ce_mean": mean,
-            "valid_ce_std": std,
-            "bits_per_byte_mean": stats.mean_std([job["bits_per_byte"] for job in jobs.values()])[0],
-            "n_pairs": len(gap.seeds),
-            "paired_seeds": _spaced(gap.seeds),
-            "gap_percent": gap.percent,
-            "gap_low": gap.low,
-            "gap_high": gap.high,
+            "n": cell.n,
+            "seeds": cell.seeds,
+            "valid_ce_mean": cell.mean,
+            "valid_ce_std": cell.sd,
+            "bits_per_byte_mean": cell.average("bits_per_byte"),
+            "n_pairs": len(pairs),
+            "paired_seeds": " ".join(map(str, pairs)),
+            **cell.gap("gap", value="gap_percent"),
             "left_out": ", ".join(f"seed {s} ({mads:.1f} MAD)" for s, mads in left_out.get(variant, {}).items()),
             "published_gap_low": theirs.low if theirs else stats.NAN,
             "published_gap_high": theirs.high if theirs else stats.NAN,
             "published_source": published.TABLE1_SOURCE if theirs else "",
-            "commits": " ".join(short_commits(jobs.values())),
+            "commits": " ".join(short_commits(cell.rows)),
         }
-
-
-def _losses(jobs: Mapping[int, Row]) -> dict[int, float]:
-    return {seed: job["valid_ce"] for seed, job in jobs.items()}
 
 
 def _refuse_unlike(width: Sequence[Row]) -> None:
@@ -111,18 +118,26 @@ def _refuse_unlike(width: Sequence[Row]) -> None:
             )
 
 
-def _printed(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Cells of one printed line per width and seeds counted; one without outliers only where it differs in print."""
-    for (_, counted), group in groupby(rows, key=lambda row: (row["d_model"], row["seeds_counted"])):
-        members = list(group)
-        cells = {row["variant"]: row for row in members if row["variant"] in SHOWN}
-        if counted == TRIMMED and not any(row["left_out"] for row in cells.values()):
-            continue
-        first, dagger = members[0], "†" if counted == TRIMMED else ""
-        ns = [str(row["n"]) for row in cells.values()] or [ABSENT]
-        line = [first["size"] + dagger, str(first["d_model"]), f"{first['parameters']:,}", f"{first['steps']:,}"]
-        line += ["/".join(ns) if len(set(ns)) > 1 else ns[0], loss_cell(cells.get("baseline"))]
-        yield line + [cell for v in SHOWN[1:] for cell in (loss_cell(cells.get(v)), gap_cell(cells.get(v)))]
+def _printed(rows: Sequence[Row]) -> dict[tuple[int, str], str]:
+    """The printed lines, width and seeds counted each, with their n; one without outliers only where it differs."""
+    lines: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
+        lines.setdefault(_line_of(row), []).append(row)
+    found = {}
+    for line, members in lines.items():
+        mine = [row for row in members if row["variant"] in SHOWN]
+        if line[1] == ALL_SEEDS or any(row["left_out"] for row in mine):
+            ns = dict.fromkeys(str(row["n"]) for row in mine)
+            found[line] = "/".join(str(row["n"]) for row in mine) if len(ns) > 1 else "".join(ns) or ABSENT
+    return found
+
+
+def _line_of(row: Row) -> tuple[int, str]:
+    return row["d_model"], row["seeds_counted"]
+
+
+def _size(row: Row) -> str:
+    return row["size"] + ("†" if row["seeds_counted"] == TRIMMED else "")
 
 
 def table1_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -130,30 +145,15 @@ def table1_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     line = "{:<8} {:>4} {:>3}  {:<21}  {:<15}  {}".format
     yield line("size", "d", "n", "variant", "loss", "gap % to Baseline")
     last = None
-    for row in (row for row in rows if row["variant"] in SHOWN):
-        size = row["size"] + ("†" if row["seeds_counted"] == TRIMMED else "")
+    for row in (dict(row) for row in rows if row["variant"] in SHOWN):
+        size = _size(row)
         named = ("", "") if size == last else (size, row["d_model"])
-        yield line(*named, row["n"], VARIANT_LABELS[row["variant"]], loss_cell(row), gap_cell(row))
+        yield line(*named, row["n"], VARIANT_LABELS[row["variant"]], LOSS(row), GAP(row))
         last = size
     for variant, theirs in published.TABLE1_GAP_PERCENT.items():
         if variant in SHOWN:
             gap = f"{theirs.low}–{theirs.high}, published for 1M–30M"
             yield line("paper", "", published.TABLE1_SEEDS, VARIANT_LABELS[variant], ABSENT, gap)
-
-
-def loss_cell(row: Mapping[str, Any] | None) -> str:
-    """Mean ± sample standard deviation; the mean alone for one seed."""
-    if row is None:
-        return ABSENT
-    return f"{row['valid_ce_mean']:.4f}" + (f" ± {row['valid_ce_std']:.4f}" if row["n"] > 1 else "")
-
-
-def gap_cell(row: Mapping[str, Any] | None) -> str:
-    """Gap and its interval; the gap alone for one pair."""
-    if row is None or not row["n_pairs"]:
-        return ABSENT
-    interval = f" [{row['gap_low']:.2f}, {row['gap_high']:.2f}]" if row["n_pairs"] > 1 else ""
-    return f"{row['gap_percent']:.2f}{interval}".replace("-", "−")
 
 
 def _published_line() -> list[str]:
@@ -232,7 +232,3 @@ def short_commits(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
     """Short code commits behind some jobs, `+dirty` kept; 'unknown' for code outside git."""
     names = {job["commit"] if isinstance(job["commit"], str) else "unknown" for job in jobs}
     return sorted({name[:12] + ("+dirty" if name.endswith("+dirty") else "") for name in names})
-
-
-def _spaced(seeds: Iterable[int]) -> str:
-    return " ".join(map(str, seeds))

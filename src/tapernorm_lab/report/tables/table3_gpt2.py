@@ -1,16 +1,16 @@
 """Table 3: mean cross-entropy of sizes, methods and corpora, and the gap to Vanilla. Table 3x: what a mean hides."""
 
-import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 import pandas as pd
 
 from ...config import published
 from ...config.gpt2 import METHOD_LABELS, ORIGINAL
-from ..frames.gpt2 import Row
+from ..engine.cells import NOT_FINITE, interval, mean_sd, number, shown, text
+from ..engine.frame import Row
+from ..engine.table_spec import Shown, TableSpec
 from ..frames.gpt2_summary import of_form, published_gap, table3_rows
-from ..table import ABSENT, Column, Table
+from ..table import ABSENT, Table
 from .table1_pretraining import of_several_codes
 from .table3_notes import (
     codes,
@@ -28,67 +28,43 @@ def table3(scores: pd.DataFrame, *, run: str, caption: str) -> Table:
             steps, learning rate or batch.
     """
     rows = table3_rows(scores, run=run)
-    corpora = list(dict.fromkeys(row["corpus"] for row in rows))
+    corpora = {row["corpus"]: row for row in rows}
     beside = any(row["size"] in published.TABLE3 for row in rows)
-    columns = [Column("size", align="l"), Column("method", align="l"), Column("steps"), Column("n")]
-    for corpus in corpora:
-        first = next(row for row in rows if row["corpus"] == corpus)
-        columns += [Column("CE", first["label"]), Column("gap %", first["label"])]
-        columns += [Column(f"published {published.TABLE3_COLUMNS[first['column']]}", first["label"])] if beside else []
-    return Table(
-        name="table3",
-        columns=columns,
-        rows=list(_table3_lines(rows, corpora, beside)),
-        published=[] if beside else list(_foot(rows, corpora)),
+    counts: dict[tuple[str, str], set[int]] = {}
+    for row in rows:
+        counts.setdefault((row["size"], row["method"]), set()).add(row["n"])
+    columns = [
+        Shown("size", text("size"), align="l", once=["size"]),
+        Shown("method", _method, align="l"),
+        Shown("steps", number("steps", ",")),
+        Shown("n", lambda row: "/".join(map(str, sorted(counts[row["size"], row["method"]])))),
+    ]
+    for corpus, row in corpora.items():
+        columns += [Shown("CE", CE, row["label"], of=corpus), Shown("gap %", GAP, row["label"], of=corpus)]
+        theirs = f"published {published.TABLE3_COLUMNS[row['column']]}"
+        columns += [Shown(theirs, published_cell, row["label"], of=corpus)] if beside else []
+    return TableSpec("table3", columns, line=("size", "method"), member="corpus").table(
+        rows,
+        published=[] if beside else list(_foot(rows, list(corpora))),
         caption=(
             f"Mean cross-entropy (nats/token) of GPT-2 fine-tuned by four methods, and gap to Vanilla.{stand_ins(rows)}"
             f"{of_several_codes(codes(of_form(scores, 'gated')))} Run {run}: {caption}"
         ),
-        notes=list(table3_notes(rows, of_form(scores, "gated"))),
-        records=rows,
+        notes=table3_notes(rows, of_form(scores, "gated")),
     )
 
 
 def table3x(scores: pd.DataFrame, *, run: str, caption: str) -> Table:
     """Table 3x of a run, from the scores frame: the tails behind each mean. Raises as `table3`."""
     rows = table3_rows(scores, run=run)
-    return Table(
-        name="table3x",
-        columns=[
-            *(Column(header, align="l") for header in ("size", "corpus", "method")),
-            Column("n"),
-            *(Column(header, "over rows") for header in ("mean", "median", "trimmed", "p99.9", "max")),
-            *(Column(header, "over tokens") for header in ("median", "p99.9")),
-            Column("bits/byte"),
-            Column("folded − gated"),
-            Column("row", "worst row"),
-            Column("it begins", "worst row", align="l", code=True),
-        ],
-        rows=list(_table3x_lines(rows)),
-        published=[],
+    return TABLE3X.table(
+        rows,
         caption=(
             "Cross-entropy (nats/token) over rows and over tokens: what a few rows do to the means of Table 3."
             f"{stand_ins(rows)}{of_several_codes(codes(of_form(scores, 'gated')))} Run {run}: {caption}"
         ),
-        notes=list(table3x_notes(rows)),
-        records=rows,
+        notes=table3x_notes(rows),
     )
-
-
-def _table3_lines(rows: Sequence[Row], corpora: Sequence[str], beside: bool) -> Iterator[list[str]]:
-    """One line per size and method."""
-    previous = None
-    for (size, method), group in groupby(rows, key=lambda row: (row["size"], row["method"])):
-        cells = {row["corpus"]: row for row in group}
-        first = next(iter(cells.values()))
-        counts = sorted({row["n"] for row in cells.values()})
-        steps = ABSENT if first["steps"] is None else f"{first['steps']:,}"
-        line = ["" if size == previous else size, METHOD_LABELS[method], steps, "/".join(map(str, counts))]
-        previous = size
-        for cell in (cells.get(corpus) for corpus in corpora):
-            line += [ce_cell(cell), gap_cell(cell)]
-            line += [published_cell(cell)] if beside else []
-        yield line
 
 
 def _foot(rows: Sequence[Row], corpora: Sequence[str]) -> Iterator[list[str]]:
@@ -100,57 +76,44 @@ def _foot(rows: Sequence[Row], corpora: Sequence[str]) -> Iterator[list[str]]:
             line = [who, METHOD_LABELS[method], ABSENT if losses.steps is None else f"{losses.steps:,}", "1"]
             for corpus in corpora:
                 gap = published_gap(size, method, column_of[corpus])
-                line += [f"{getattr(losses, column_of[corpus]):.4f}", _signed(gap, ".2f")]
+                line += [f"{getattr(losses, column_of[corpus]):.4f}", shown(gap, ".2f")]
             yield line
 
 
-def _table3x_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """One line per size, corpus and method, so that the methods stand beneath one another."""
-    sizes = list(dict.fromkeys(row["size"] for row in rows))
-    corpora = list(dict.fromkeys(row["corpus"] for row in rows))
-    last = ("", "")
-    for row in sorted(rows, key=lambda row: (sizes.index(row["size"]), corpora.index(row["corpus"]))):
-        place = (row["size"], row["label"])
-        heading = ["" if place[0] == last[0] else place[0], "" if place == last else place[1]]
-        last = place
-        yield [
-            *(*heading, METHOD_LABELS[row["method"]], str(row["n"])),
-            *(ce_cell(row), _number(row["rows_median"], 3), _number(row["rows_trimmed_mean"], 3)),
-            *(_number(row["rows_p99_9"], 2), _number(row["rows_max"], 2)),
-            *(_number(row["tokens_median"], 3), _number(row["tokens_p99_9"], 1), _number(row["bits_per_byte"], 3)),
-            _signed(row["folded_minus_gated"], ".0e") if row["n_folded"] else ABSENT,
-            *(str(row["worst_row"]), row["worst_text"]),
-        ]
+def _method(row: Row) -> str:
+    return METHOD_LABELS[row["method"]]
 
 
-def ce_cell(row: Row | None) -> str:
-    """Mean ± sample standard deviation; the mean alone for one seed; in words where a row has no finite loss."""
-    if row is None:
-        return ABSENT
-    if math.isnan(row["ce_mean"]):
-        return "not finite"
-    return f"{row['ce_mean']:.4f}" + (f" ± {row['ce_std']:.4f}" if row["n"] > 1 else "")
-
-
-def gap_cell(row: Row | None) -> str:
-    """Gap and its 95 % interval; the gap alone for one pair."""
-    if row is None or not row["n_pairs"] or math.isnan(row["gap_percent"]):
-        return ABSENT
-    interval = f" [{row['gap_low']:.2f}, {row['gap_high']:.2f}]" if row["n_pairs"] > 1 else ""
-    return f"{row['gap_percent']:.2f}{interval}".replace("-", "−")
-
-
-def published_cell(row: Row | None) -> str:
+def published_cell(row: Row) -> str:
     """Their mean, and in parentheses their gap in percent."""
-    if row is None or math.isnan(row["published_ce"]):
-        return ABSENT
-    gap = row["published_gap_percent"]
-    return f"{row['published_ce']:.4f}" + ("" if math.isnan(gap) else f" ({_signed(gap, '.2f')})")
+    gap = shown(row["published_gap_percent"], ".2f", lost="")
+    return shown(row["published_ce"], ".4f") + (f" ({gap})" if gap else "")
 
 
-def _number(value: float, decimals: int) -> str:
-    return ABSENT if math.isnan(value) else f"{value:.{decimals}f}"
+def _folding(row: Row) -> str:
+    return shown(row["folded_minus_gated"], ".0e") if row["n_folded"] else ABSENT
 
 
-def _signed(value: float, spec: str) -> str:
-    return ABSENT if math.isnan(value) else f"{value:{spec}}".replace("-", "−")
+CE = mean_sd("ce", ".4f", lost=NOT_FINITE)
+GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
+TABLE3X = TableSpec(
+    "table3x",
+    columns=[
+        Shown("size", text("size"), align="l", once=["size"]),
+        Shown("corpus", text("label"), align="l", once=["size", "label"]),
+        Shown("method", _method, align="l"),
+        Shown("n", text("n")),
+        Shown("mean", CE, "over rows"),
+        Shown("median", number("rows_median", ".3f"), "over rows"),
+        Shown("trimmed", number("rows_trimmed_mean", ".3f"), "over rows"),
+        Shown("p99.9", number("rows_p99_9", ".2f"), "over rows"),
+        Shown("max", number("rows_max", ".2f"), "over rows"),
+        Shown("median", number("tokens_median", ".3f"), "over tokens"),
+        Shown("p99.9", number("tokens_p99_9", ".1f"), "over tokens"),
+        Shown("bits/byte", number("bits_per_byte", ".3f")),
+        Shown("folded − gated", _folding),
+        Shown("row", text("worst_row"), "worst row"),
+        Shown("it begins", text("worst_text"), "worst row", align="l", code=True),
+    ],
+    order=("size", "corpus"),  # so that the methods stand beneath one another
+)

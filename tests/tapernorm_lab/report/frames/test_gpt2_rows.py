@@ -72,7 +72,7 @@ def test_csv_gives_back_the_same_frames(rows, tmp_path):
     back = gpt2_rows.read(tmp_path)
     for name in ("scores", "curves", "removals"):
         pd.testing.assert_frame_equal(getattr(back, name), getattr(rows, name), check_exact=True)
-    with pytest.raises(UserError, match=r"no file .*scores\.csv: make it with `tapernorm rows`"):
+    with pytest.raises(UserError, match=r"no file .*scores\.csv: make it with `tapernorm rows gpt2`"):
         gpt2_rows.read(tmp_path / "nowhere")
 
 

@@ -75,7 +75,7 @@ def test_rows_come_back_from_csv_as_they_were_and_only_for_their_run(rows, tmp_p
     with pytest.raises(UserError, match="is of run cpu and the config is of run 'demo'"):
         robustness_rows.read(tmp_path, run="demo")
     (tmp_path / "study_S3_trials.csv").unlink()
-    with pytest.raises(UserError, match=r"study_S3_trials\.csv: make it with `tapernorm trials rows`"):
+    with pytest.raises(UserError, match=r"study_S3_trials\.csv: make it with `tapernorm rows study_S3`"):
         robustness_rows.read(tmp_path, run="cpu")
 
 

@@ -112,7 +112,7 @@ def test_missing_files_are_named(run):
     (paths[0].parent / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"no file .*seed10/metrics\.jsonl: .* has not finished"):
         rows.collect(paths, run="r")
-    with pytest.raises(UserError, match=r"results\.csv: make it with `tapernorm rows`"):
+    with pytest.raises(UserError, match=r"results\.csv: make it with `tapernorm rows training`"):
         rows.read(folder)
 
 
@@ -233,7 +233,7 @@ def test_damaged_rows_are_named(run, tmp_path, damage, name):
     with pytest.raises(UserError) as raised:
         rows.read(tmp_path)
     assert str(path) in str(raised.value)
-    assert "make it with `tapernorm rows`" in str(raised.value)
+    assert "make it with `tapernorm rows training`" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -93,16 +93,18 @@ def test_rows_of_other_runs_than_the_configs_are_refused(rows, tmp_path, change)
 
 def test_the_verb_gathers_and_then_needs_the_rows_alone(results, tmp_path, capsys):
     job = ["--job", canonical_json(stage_job())]
-    csv = tmp_path / "tables/study_S1.csv"
-    assert main(["stage", "rows", *job, "--results", str(results), "--out", str(csv)]) == 0
+    assert main(["rows", "study_S1", *job, "--results", str(results), "--out", str(tmp_path / "tables")]) == 0
     for what in ("table", "figure"):
-        assert main(["stage", what, *job, "--rows", str(csv), "--out", str(tmp_path)]) == 0
+        made = ["--results", str(tmp_path), "--out", str(tmp_path)]
+        assert main([what, f"{what}_S1", *job, *made]) == 0
     made = {path.name for path in tmp_path.iterdir()}
     assert {f"table_S1.{kind}" for kind in ("csv", "md", "tex", "html")} <= made
     assert {f"figure_S1.{kind}" for kind in ("csv", "pdf", "png")} <= made
     capsys.readouterr()
-    assert main(["stage", "table", *job, "--out", str(tmp_path)]) == 2
-    assert "stage table is made from --rows: name it" in capsys.readouterr().err
+    assert main(["table", "table_S1", *job, "--results", str(results), "--out", str(tmp_path)]) == 2
+    assert "study_S1.csv: make it with `tapernorm rows study_STAGE`" in capsys.readouterr().err
+    assert main(["table", "table_S2", *job, "--results", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "table_S2 is about stage S2, and --job about stage S1" in capsys.readouterr().err
 
 
 def test_a_run_without_the_scale_loss_has_no_target_and_one_without_a_taper_no_end(tmp_path):
@@ -130,14 +132,14 @@ def test_a_run_without_the_scale_loss_has_no_target_and_one_without_a_taper_no_e
 
 
 def test_the_verb_draws_what_the_stage_asks_for(results, tmp_path, capsys):
-    csv = tmp_path / "study_S1.csv"
+    csv = tmp_path / "tables/study_S1.csv"
     study_rows.write(study_rows.collect(stage_job(), results), csv)
 
     def draw(figure):
         job = stage_job()
         stage = job.stage.model_copy(update={"figure": figure})
         given = canonical_json(job.model_copy(update={"stage": stage}))
-        return main(["stage", "figure", "--job", given, "--rows", str(csv), "--out", str(tmp_path)])
+        return main(["figure", "figure_S1", "--job", given, "--results", str(tmp_path), "--out", str(tmp_path)])
 
     assert draw("window") == 0
     assert "gap_low" in (tmp_path / "figure_S1.csv").read_text()

@@ -10,7 +10,7 @@ import synthetic_gpt2
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config import published
 from tapernorm_lab.config.gpt2 import METHOD_LABELS
-from tapernorm_lab.experiments.loss_histogram import RESOLUTION
+from tapernorm_lab.experiments.loss_quantiles import RESOLUTION
 from tapernorm_lab.report import table
 from tapernorm_lab.report.frames import gpt2 as gpt2_rows
 from tapernorm_lab.report.tables import table3_gpt2 as gpt2_tables

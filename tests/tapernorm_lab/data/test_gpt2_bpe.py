@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.jobs import BpeJob
-from tapernorm_lab.data.bpe import VOCAB_SIZE, BpeTokenizer, save_bpe
 from tapernorm_lab.data.corpus import read_documents
+from tapernorm_lab.data.hf_tokenizer import GPT2_VOCAB_SIZE, BpeTokenizer, save_bpe
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.tokenizers import open_tokenizer
 
@@ -98,7 +98,7 @@ def test_the_literal_end_of_text_is_text(coder: BpeTokenizer, published: Path) -
 
 
 def test_an_id_out_of_range_is_refused(coder: BpeTokenizer) -> None:
-    for ids in ([VOCAB_SIZE], [5, -1]):
+    for ids in ([GPT2_VOCAB_SIZE], [5, -1]):
         with pytest.raises(IndexError, match="50256"):
             coder.decode(ids)
     assert coder.decode([]) == ""

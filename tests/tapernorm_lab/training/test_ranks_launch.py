@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from training import HARDWARE, command, leftovers, make_job, outcome_of, write_stream
 
-from tapernorm_lab.training.launch_ranks import _failure
+from tapernorm_lab.training.ranks import _failure
 from tapernorm_lab.training.stop_signals import Stopped
 
 TWO = HARDWARE.model_copy(update={"devices_per_job": 2, "checkpoint_every": 10})

@@ -1,6 +1,7 @@
-"""What finished models are tried on for Table S3: rows of ids, cut into parts by position.
+"""The rows of ids that finished models are tried on: for Table S3, cut into parts by position, and for Table S2.
 
-n rows, T positions. A trial's rows are the same for every model, and a part of them is scored apart from the others.
+n rows, T tokens that a model reads, V vocabulary. A row holds T + 1 ids: the model reads the first T, and at each of
+their positions 0 ... T - 1 it is asked for the id that follows. Rows are the same for every model.
 
 held_out    text of the run's own validation split, in windows of the training context: the reference
 texts       another kind of text, encoded by the run's own tokenizer
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tapernorm.util.errors import UserError
+from tapernorm.util.rng import generator
 
 from ...config.odd_inputs import (
     HELD_OUT,
@@ -29,18 +31,14 @@ from ...config.odd_inputs import (
     RobustnessJob,
 )
 from ...data.blocks import Blocks
-from ...data.origins import origin_of
+from ...data.manifest import origin_of
 from ...data.token_stream import TokenStream
 from ...data.tokenizers import Coder
-from .oddrows import (
-    never_seen,
-    rarest,
-    text_rows,
-    token_counts,
-    with_repeats,
-)
 
 OWN_TEXT = "validation split of the run"
+FEW_ROWS = 16  # of each kind for Table S2
+LONGER_TIMES = 4  # the context, of its longer rows
+_CHUNK = 1 << 22  # ids counted at once
 
 
 @dataclass(frozen=True)
@@ -160,3 +158,67 @@ def _require_tokenizer(manifest: Mapping[str, Any], folder: Path, coder: Coder) 
             f"{folder} was written with another tokenizer than the one given (sha256 {found[:12]} and {wanted[:12]}): "
             "write it again with that one"
         )
+
+
+def odd_rows(tokens: Tensor, *, vocabulary: int, context: int) -> dict[str, Tensor]:
+    """Rows of ids (n, T+1) by what they are: `text`, `longer` text, the `same` token all along, and `random` ids.
+
+    16 rows of each; of text fewer where there are fewer, and no `longer` ones where it is shorter than one.
+    """
+    random = generator(0, "oddities")
+    made = {
+        "text": text_rows(tokens, context, seed=0, limit=FEW_ROWS),
+        "same": torch.randint(vocabulary, (FEW_ROWS, 1), generator=random).expand(-1, context + 1),
+        "random": torch.randint(vocabulary, (FEW_ROWS, context + 1), generator=random),
+    }
+    if len(tokens) > LONGER_TIMES * context:
+        made["longer"] = text_rows(tokens, LONGER_TIMES * context, seed=0, limit=FEW_ROWS)
+    return made
+
+
+def text_rows(tokens: Tensor, context: int, *, seed: int, limit: int) -> Tensor:
+    """(n, T+1) int64 windows of a stream (m,) that score every token but the first once, at most `limit` of them.
+
+    Where there are more, those kept are drawn from all, in their order; the last, shorter window is left out.
+
+    Raises:
+        ValueError: the stream is shorter than one window.
+    """
+    count = (len(tokens) - 1) // context
+    if count < 1:
+        raise ValueError(f"a stream of {len(tokens)} tokens holds no window of {context} + 1")
+    chosen = torch.arange(count)
+    if limit < count:
+        chosen = torch.randperm(count, generator=generator(seed, f"rows/{context}"))[:limit].sort().values
+    return torch.stack([tokens[i * context : (i + 1) * context + 1].to(torch.int64) for i in chosen.tolist()])
+
+
+def token_counts(tokens: Tensor, vocabulary: int) -> Tensor:
+    """(V,) int64: how often each id stands in a stream, which may be memory-mapped."""
+    counts = torch.zeros(vocabulary, dtype=torch.int64)
+    for first in range(0, len(tokens), _CHUNK):
+        counts += torch.bincount(tokens[first : first + _CHUNK].to(torch.int64), minlength=vocabulary)
+    return counts
+
+
+def rarest(counts: Tensor, number: int, *, barred: int) -> Tensor:
+    """(k,) the `number` rarest ids among those that occur, rarest first, the smaller id first; `barred` is left out."""
+    known = counts.clone()
+    known[barred] = 0
+    order = torch.argsort(known, stable=True)
+    return order[known[order] > 0][:number]
+
+
+def never_seen(counts: Tensor) -> Tensor:
+    """(k,) the ids that do not occur."""
+    return (counts == 0).nonzero().flatten()
+
+
+def with_repeats(rows: Tensor, candidates: Tensor, *, place: int, times: int, seed: int, stream: str) -> Tensor:
+    """(n, T+1) rows in which one token, drawn for each row, stands `times` times from position `place` on.
+
+    It is inserted: what stood there follows, and the row's end is cut off.
+    """
+    drawn = torch.randint(len(candidates), (len(rows),), generator=generator(seed, stream))
+    runs = candidates[drawn][:, None].expand(-1, times)
+    return torch.cat((rows[:, :place], runs, rows[:, place : rows.shape[1] - times]), dim=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from writing import data_config
 
 from tapernorm.util.atomic_files import sha256_of
-from tapernorm_lab.data.origins import origin_of
+from tapernorm_lab.data.manifest import origin_of
 from tapernorm_lab.data.sources import open_source
 
 

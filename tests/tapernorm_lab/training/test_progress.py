@@ -7,8 +7,8 @@ import termios
 
 import pytest
 
-from tapernorm_lab.training import progress_bar as progress_module
-from tapernorm_lab.training.progress_bar import Progress
+from tapernorm_lab.training import metrics as progress_module
+from tapernorm_lab.training.metrics import Progress
 
 
 class Clock:

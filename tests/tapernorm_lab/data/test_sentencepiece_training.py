@@ -6,8 +6,8 @@ from sentencepiece import SentencePieceProcessor
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.sections import TokenizerConfig
-from tapernorm_lab.data import train_sentencepiece as piecetrainer
-from tapernorm_lab.data.train_sentencepiece import EOD, fit
+from tapernorm_lab.data import sentencepiece as piecetrainer
+from tapernorm_lab.data.sentencepiece import EOD, fit
 
 PROSE = [
     f"The {noun} saw a {other}.\nIt ran away." for noun in ("cat", "dog", "owl") for other in ("fox", "hen", "bee")

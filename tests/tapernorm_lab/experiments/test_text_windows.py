@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tapernorm_lab.experiments.odd_inputs import oddrows
-from tapernorm_lab.experiments.odd_inputs.oddrows import (
+from tapernorm_lab.experiments.odd_inputs import rows as odd_rows
+from tapernorm_lab.experiments.odd_inputs.rows import (
     never_seen,
     rarest,
     text_rows,
@@ -53,7 +53,7 @@ def test_a_stream_without_a_window_is_refused():
 
 @pytest.mark.parametrize("chunk", [5, 1 << 22])
 def test_tokens_are_counted_across_chunks(monkeypatch, chunk):
-    monkeypatch.setattr(oddrows, "_CHUNK", chunk)
+    monkeypatch.setattr(odd_rows, "_CHUNK", chunk)
     ids = stream(123, high=20)
     found = token_counts(ids, 33)
     assert found.tolist() == np.bincount(ids.numpy().astype(int), minlength=33).tolist()

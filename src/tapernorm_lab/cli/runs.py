@@ -1,0 +1,98 @@
+"""Verbs about whole runs: plan, compare."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tapernorm.util.errors import UserError
+
+from ..config.load import load_config
+from .arguments import Verbs, path, positive_real, run_name
+
+if TYPE_CHECKING:
+    from ..report.parts import Contents
+
+PUBLISHED = "published"  # below the folders of results and of figures
+
+
+def add(verbs: Verbs) -> None:
+    """Add these verbs to the command line."""
+    made = verbs.add(plan, "say what a whole run costs: jobs, tokens, FLOPs, disk and hours; instant")
+    made.add_argument("--config", required=True, metavar="FILE", help="config of a run, such as config/paper.yaml")
+    made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
+    made.add_argument("--flops-per-s", type=positive_real, metavar="F", help="speed of one job, for the hours")
+    made.add_argument(
+        "--rows", type=path, metavar="DIR", help="written by `tapernorm rows training`: speeds of finished runs"
+    )
+
+    made = verbs.add(compare, "say how the tables of a computed run compare with the published ones, or publish it")
+    made.add_argument("--run", required=True, type=run_name, metavar="RUN", help="folder under results/ and figures/")
+    made.add_argument("--results", type=path, default=Path("results"), metavar="DIR", help="default: results")
+    made.add_argument("--figures", type=path, metavar="DIR", help="with --publish; default: figures")
+    made.add_argument("--config", type=path, metavar="FILE", help="of the run; default: config/RUN.yaml, if there")
+    made.add_argument("--all", action="store_true", help="list every value that differs")
+    made.add_argument(
+        "--publish", action="store_true", help="instead copy its rows to results/published, and draw all from them"
+    )
+    made.add_argument(
+        "--any-code", action="store_true", help="publish results of code with uncommitted edits or outside git, too"
+    )
+
+
+def plan(arguments: argparse.Namespace) -> None:
+    from ..config.run_cost import Speed, cost_text, measured_tokens_per_s
+
+    config = load_config(arguments.config, arguments.set)
+    measured = measured_tokens_per_s(arguments.rows / "results.csv") if arguments.rows else {}
+    print(cost_text(config, Speed(arguments.flops_per_s, measured)))
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    if arguments.publish and arguments.all:
+        raise UserError("--all lists what differs, and --publish compares nothing: leave one out")
+    of_publishing = {"--any-code": arguments.any_code, "--figures": arguments.figures}
+    if not arguments.publish and (wrong := [option for option, value in of_publishing.items() if value]):
+        raise UserError(f"{', '.join(wrong)}: only with --publish")
+    computed, published = arguments.results / arguments.run, arguments.results / PUBLISHED / arguments.run
+    if arguments.publish:
+        from ..report.publication import publish
+
+        contents = _computed(arguments)
+        if contents is None:
+            raise UserError(f"there is no config/{arguments.run}.yaml: name the config of the run with --config")
+        drawings = (arguments.figures or Path("figures")) / PUBLISHED / arguments.run
+        done = publish(contents, computed, published, drawings, any_code=arguments.any_code)
+        print(f"published in {published} and {drawings}: {', '.join(done)}")
+        return
+    from ..report.parts import contents_of
+    from ..report.replica import compared
+
+    there = contents_of(published)
+    here = _computed(arguments) or there
+    for line in compared(here, computed, there, published, every=arguments.all):
+        print(line)
+
+
+def drawn_anew(run: str, results: Path, figures: Path) -> None:
+    """Make the tables and figures of a published run anew, in place, from its rows."""
+    from ..report.publication import redraw
+
+    published, drawings = (root / PUBLISHED / run for root in (results, figures))
+    made = redraw(published, drawings)
+    print(f"drawn in {published} and {drawings}: {', '.join(made)}")
+
+
+def _computed(arguments: argparse.Namespace) -> "Contents | None":
+    """What the computed run can hold; None where no config says so."""
+    from ..report import parts
+    from ..report.frames import own_models as own_rows
+
+    results = arguments.results / arguments.run
+    if arguments.run == parts.BENCH:
+        return parts.bench_contents()
+    if (results / own_rows.FILES[0]).is_file():
+        return parts.own_contents(results)
+    config = arguments.config or Path("config", f"{arguments.run}.yaml")
+    if arguments.config is None and not config.is_file():
+        return None
+    return parts.config_contents(load_config(config, [f"run={arguments.run}"]))

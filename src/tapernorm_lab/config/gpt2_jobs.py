@@ -1,0 +1,161 @@
+"""The jobs of a run's GPT-2 track, from its config."""
+
+from typing import TYPE_CHECKING
+
+from tapernorm.util.errors import UserError
+
+from .gpt2 import MADE_HERE, ORIGINAL, Gpt2Config, Gpt2Size, Method
+from .jobs import (
+    BaseJob,
+    BlocksJob,
+    BpeJob,
+    CorpusJob,
+    EvaluateJob,
+    FilterJob,
+    FinetuneJob,
+    HubRowsJob,
+    ModelUnderTest,
+    TokenizerJob,
+)
+from .sections import HardwareConfig
+
+
+class Gpt2Jobs:
+    """What a `Config` makes of its sections `gpt2` and `hardware`."""
+
+    if TYPE_CHECKING:  # the fields are those of `Config`
+        gpt2: Gpt2Config | None
+        hardware: HardwareConfig
+
+    def finetune_cells(self) -> list[tuple[Method, str, int]]:
+        """Every (method, size, seed) of the GPT-2 track, largest size first."""
+        if self.gpt2 is None:
+            return []
+        sizes = [size.name for size in reversed(self.gpt2.sizes)]
+        return [(method, size, seed) for size in sizes for method in self.gpt2.methods for seed in self.gpt2.seeds]
+
+    def base_job(self, size: str) -> BaseJob:
+        """The job that brings or makes the base model of a size."""
+        gpt2, chosen = self._gpt2(), self._size(size)
+        return BaseJob(size=size, source=chosen.source, fresh=chosen.fresh, context=gpt2.context, seed=gpt2.seeds[0])
+
+    def finetune_job(self, method: Method, size: str, seed: int) -> FinetuneJob:
+        """The job of one (method, size, seed), holding only what that method reads."""
+        gpt2, chosen = self._gpt2(), self._size(size)
+        fakeln, tapered = method == "fakeln", method.endswith("_aux")
+        shared = ("steps", "lr", "min_lr", "warmup_steps", "decay_steps", "batch")
+        return FinetuneJob(
+            method=method,
+            size=size,
+            seed=seed,
+            context=gpt2.context,
+            train=gpt2.train,
+            aux_weight=chosen.fakeln_weight if fakeln else chosen.anchor_weight if tapered else 0.0,
+            taper=chosen.taper if tapered else None,
+            fakeln=chosen.fakeln if fakeln else None,
+            micro_batch=chosen.micro_batch if fakeln else None,
+            **{name: getattr(chosen, name) for name in shared},
+        )
+
+    def finetune_hardware(self, size: str) -> HardwareConfig:
+        """The hardware section with what this size has of its own."""
+        own = ("micro_batch", "devices_per_job", "activation_checkpointing", "checkpoint_every")
+        return self.hardware.model_copy(update={name: getattr(self._size(size), name) for name in own})
+
+    def blocks_job(self, corpus: str) -> BlocksJob:
+        """The job that cuts a text of the GPT-2 track into blocks: base, train, or an evaluation corpus."""
+        gpt2 = self._gpt2()
+        self.gpt2_corpus_job(corpus)  # there is such a text
+        scored = [c for c in gpt2.corpora if c.name == corpus or (corpus == "train" and c.kind == "held_out")]
+        return BlocksJob(
+            context=gpt2.context,
+            block_documents=gpt2.block_documents,
+            max_rows=scored[0].max_rows if scored else None,
+        )
+
+    def gpt2_corpus_job(self, text: str) -> CorpusJob:
+        """The job that reads a text of the GPT-2 track: base, train, or an evaluation corpus of kind text."""
+        gpt2 = self._gpt2()
+        texts = {"base": gpt2.base_text, "train": gpt2.text, **{c.name: c.text for c in gpt2.corpora}}
+        if not texts.get(text):
+            raise UserError(f"no text {text!r} in gpt2; there are {', '.join(t for t in texts if texts[t])}")
+        return CorpusJob(data=texts[text])
+
+    def gpt2_tokenizer_job(self) -> TokenizerJob:
+        """The job that trains the GPT-2 track's tokenizer."""
+        gpt2 = self._gpt2()
+        if gpt2.tokenizer is None:
+            raise UserError(
+                f"the GPT-2 track of this config takes the tokenizer {gpt2.bpe!r} as published, and trains none"
+            )
+        return TokenizerJob(tokenizer=gpt2.tokenizer)
+
+    def bpe_job(self) -> BpeJob:
+        """The job that takes the GPT-2 track's published tokenizer."""
+        gpt2 = self._gpt2()
+        if gpt2.bpe is None:
+            raise UserError("the GPT-2 track of this config trains its tokenizer: `tapernorm tokenizer --gpt2`")
+        return BpeJob(source=gpt2.bpe)
+
+    def hub_rows_job(self, corpus: str) -> HubRowsJob:
+        """The job that takes the tokenized rows of an evaluation corpus."""
+        gpt2 = self._gpt2()
+        found = {c.name: c for c in gpt2.corpora if c.rows is not None}
+        if corpus not in found:
+            raise UserError(f"no corpus {corpus!r} of kind rows in gpt2; there are {', '.join(found) or 'none'}")
+        rows = found[corpus].rows
+        assert rows is not None
+        return HubRowsJob(rows=rows, context=gpt2.context, max_rows=found[corpus].max_rows)
+
+    def filter_job(self, corpus: str) -> FilterJob:
+        """The job that makes a filtered evaluation corpus."""
+        gpt2 = self._gpt2()
+        found = {c.name: c for c in gpt2.corpora if c.kind == "filtered"}
+        if corpus not in found:
+            raise UserError(f"no corpus {corpus!r} of kind filtered in gpt2; there are {', '.join(found) or 'none'}")
+        return FilterJob(seen_rows=found[corpus].seen_rows)
+
+    def models_under_test(self) -> list[ModelUnderTest]:
+        """Every model that Table 3 scores: the originals, our fine-tunes, and what others published."""
+        if self.gpt2 is None:
+            return []
+        bases = {size.name: size.source or MADE_HERE for size in self.gpt2.sizes}
+        found = []
+        for size in self.gpt2.sizes:
+            of_size = {"size": size.name, "seed": None, "base": bases[size.name]}
+            found.append(ModelUnderTest(kind="original", method=ORIGINAL, **of_size))
+            found += [
+                ModelUnderTest(kind="published", method=f"published_{p.method}", **of_size) for p in size.published
+            ]
+        finetuned = [
+            ModelUnderTest(kind="finetuned", size=size, method=method, seed=seed, base=bases[size])
+            for method, size, seed in self.finetune_cells()
+        ]
+        return [*found, *finetuned]
+
+    def evaluate_job(self, method: str, size: str, seed: int | None) -> EvaluateJob:
+        """The job that scores one of `models_under_test` on every corpus."""
+        corpora = self._gpt2().corpora
+        model = next(m for m in self.models_under_test() if (m.method, m.size, m.seed) == (method, size, seed))
+        return EvaluateJob(
+            model=model,
+            labels={c.name: c.label for c in corpora},
+            columns={c.name: c.column for c in corpora},
+        )
+
+    def published_job(self, method: str, size: str) -> BaseJob:
+        """The job that brings a checkpoint that others published."""
+        source = {p.method: p.source for p in self._size(size).published}[method]
+        gpt2 = self._gpt2()
+        return BaseJob(size=size, source=source, fresh=None, context=gpt2.context, seed=gpt2.seeds[0])
+
+    def _gpt2(self) -> Gpt2Config:
+        if self.gpt2 is None:
+            raise UserError("this config has no GPT-2 track: its `gpt2` is null")
+        return self.gpt2
+
+    def _size(self, name: str) -> Gpt2Size:
+        sizes = {size.name: size for size in self._gpt2().sizes}
+        if name not in sizes:
+            raise UserError(f"no GPT-2 size {name!r} in this config; it has {', '.join(sizes)}")
+        return sizes[name]

@@ -1,0 +1,137 @@
+"""The training of a taper: the model as its owner gave it, its norms on the gate, in the one trainer."""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tapernorm.checkpoints.pretrained import load_pretrained
+from tapernorm.checkpoints.store import save
+from tapernorm.schedule import GateSchedule
+from tapernorm.taper import Taper, attach
+from tapernorm.util.atomic_files import discard, write_json
+from tapernorm.util.provenance import code_commit
+
+from ..data.blocks import Blocks, batch_of
+from ..data.tokenizers import open_tokenizer
+from ..training.optimizer import Optimisation
+from ..training.run_folder import train_in
+from ..training.trainer import Plan, Trainer
+from ..training.training_loss import next_tokens
+from ..training.validation_loss import evaluate_blocks
+from .export_run import STORY
+from .job import TaperJob
+from .options import HELD_OUT
+from .resolve import TaperRun
+from .scale_warnings import LEVEL, look_at
+from .scores import SCORES
+
+LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
+_TOLD = (SCORES, "spread.json", LAST_GOOD)  # of one run's weights
+
+
+def train(
+    run: TaperRun,
+    facts: Mapping[str, Any],
+    blocks: Mapping[tuple[str, str], Blocks],
+    device: torch.device,
+    fingerprint: str,
+) -> None:
+    """Train, go on with it, or find it done; the result is published into the run folder, which is held.
+
+    Args:
+        facts: what result.json says of the base model.
+        fingerprint: digest of all that defines the numbers.
+
+    Raises:
+        UserError: as `train_in`; or the model cannot be tapered.
+    """
+    job, hardware = run.job, run.hardware
+    rows, valid = blocks[HELD_OUT, "train"], blocks[HELD_OUT, "valid"]
+
+    def make_trainer(folder: Path) -> Trainer:
+        model = load_pretrained(run.base).to(device).train()
+        look = look_at(model, rows.rows, open_tokenizer(run.out / "tokenizer"))
+        for line in look.warnings(run.tapered, level_weight=job.level_weight):
+            print(line, file=sys.stderr)
+        taper, commit = _attach(model, job), code_commit()  # of what runs here
+        plan = Plan(
+            label=f"taper seed{job.seed}",
+            seed=job.seed,
+            steps=job.steps,
+            optimisation=Optimisation.of_finetuning(job),
+            hardware=hardware,
+            batch_at=lambda step: next_tokens(batch_of(rows, seed=job.seed, step=step, batch=job.batch)),
+            validate=lambda: evaluate_blocks(model, valid.rows, batch=hardware.micro_batch or job.batch, device=device),
+            tokens_per_step=job.batch * job.context,
+            fingerprint=fingerprint,
+            folder=folder,
+            remedy=remedy_of(job),
+            salvage=lambda steps: _salvage(run, facts, model, taper, steps, commit),
+            tolerant=True,  # a few lost rows are among what the scores tell
+        )
+        return Trainer(model, taper, plan)
+
+    train_in(
+        run.out,
+        "finetune",
+        job,
+        fingerprint,
+        make_trainer,
+        lambda trainer: {"base": facts} | _norms(trainer),
+        told=_TOLD,
+    )
+
+
+def remedy_of(job: TaperJob) -> str:
+    """What may keep a job like this one from diverging."""
+    if job.taper is None:
+        return "take a lower --lr"
+    level = "a higher --level" if job.level_weight else f"--level {LEVEL:g}"
+    return f"take a lower --lr, {level}, or --sites without the norms that --dry-run marks"
+
+
+def _attach(model: nn.Module, job: TaperJob) -> Taper | None:
+    """The taper that a job asks for; None for a control, whose norms stay."""
+    if job.taper is None:
+        return None
+    return attach(
+        model,
+        final=job.final,
+        sites=job.sites,
+        schedule=GateSchedule(job.taper.start, job.taper.end),
+        ema_rate=job.train.ema_rate,
+        anchor_weight=job.aux_weight,
+        level_weight=job.level_weight,
+    )
+
+
+def _salvage(
+    run: TaperRun, facts: Mapping[str, Any], model: nn.Module, taper: Taper | None, steps: int, commit: str | None
+) -> str:
+    """Keep the model before a divergence, and say so: one whose norms are gone already is one to fold."""
+    if taper is None or taper.gate.item() > 0:
+        return ""
+    kept = run.out / LAST_GOOD
+    discard(kept)
+    save(model, kept)
+    shutil.copytree(run.out / "tokenizer", kept / "tokenizer")
+    settings = {"job": run.job.model_dump(mode="json"), "steps": steps}
+    write_json(kept / STORY, {"base": facts, **settings, "provenance": {"commit": commit}})
+    return f"Its norms were gone by then: `tapernorm export --model {kept} …` exports the last good model"
+
+
+def _norms(trainer: Trainer) -> dict[str, Any]:
+    """What result.json says of the norms."""
+    driver = trainer.driver
+    if driver is None:
+        return {"norms": {}, "scale_target": None}
+    assert driver.scale_target is not None
+    return {
+        "norms": {site: {"c": value} for site, value in driver.constants.items()},
+        "scale_target": driver.scale_target.item(),
+    }

@@ -1,0 +1,1 @@
+"""What all tables and figures are made with: frames, the summary over seeds, and specs of what is shown."""

@@ -1,0 +1,73 @@
+"""How a table shows a record: six formatters, of a column or two of it. What is absent is a dash."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from ..table import ABSENT
+from .frame import Row
+
+Cell = Callable[[Row], str]
+Form = str | Callable[[float], str]  # how a number is written: a format, or a function
+NOT_FINITE = "not finite"
+
+
+def shown(value: Any, form: Form, *, lost: str = ABSENT) -> str:
+    """A number, or `lost` where there is none."""
+    if pd.isna(value):
+        return lost
+    return (form(value) if callable(form) else format(value, form)).replace("-", "−")
+
+
+def text(name: str) -> Cell:
+    """What a column holds, as it is."""
+    return lambda row: ABSENT if pd.isna(row[name]) else str(row[name])
+
+
+def number(name: str, form: Form, *, lost: str = ABSENT) -> Cell:
+    return lambda row: shown(row[name], form, lost=lost)
+
+
+def mean_sd(name: str, form: Form, *, lost: str = ABSENT) -> Cell:
+    """Mean ± sample standard deviation; the mean alone for one seed."""
+
+    def cell(row: Row) -> str:
+        mean, std = row[f"{name}_mean"], row[f"{name}_std"]
+        return shown(mean, form, lost=lost) + ("" if pd.isna(std) or pd.isna(mean) else f" ± {shown(std, form)}")
+
+    return cell
+
+
+def interval(name: str, form: Form, *, ends: str = "", pairs: str = "", lost: str = ABSENT) -> Cell:
+    """A value and its interval; the value alone where it has none.
+
+    Args:
+        ends: begins the columns of the interval's ends, where these are not called as the value is.
+        pairs: column that counts the pairs; without any the value is absent, and not lost.
+    """
+
+    def cell(row: Row) -> str:
+        value, low, high = row[name], row[f"{ends or name}_low"], row[f"{ends or name}_high"]
+        if pairs and not row[pairs]:
+            return ABSENT
+        between = "" if pd.isna(low) or pd.isna(value) else f" [{shown(low, form)}, {shown(high, form)}]"
+        return shown(value, form, lost=lost) + between
+
+    return cell
+
+
+def share(count: str, of: Callable[[Row], int]) -> Cell:
+    """A count as a percentage of all; a nought is certain, and no share that is not is printed as one."""
+    return lambda row: ABSENT if row[count] is None else percentage(row[count], of(row))
+
+
+def counted(name: str, of: str) -> Cell:
+    """A number of seeds, and of how many where some are missing."""
+    return lambda row: f"{row[name]}" if row[name] == row[of] else f"{row[name]} of {row[of]}"
+
+
+def percentage(count: int, of: int) -> str:
+    if count in (0, of):
+        return f"{100 * (count == of)} %"
+    return f"{min(max(100 * count / of, 0.1), 99.9):.1f} %"

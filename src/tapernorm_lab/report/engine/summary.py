@@ -1,0 +1,108 @@
+"""Rows of single seeds -> one cell for each group of them: n, mean, spread and gaps paired by seed.
+
+Nothing else in the report aggregates seeds.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from .. import statistics as stats
+from .frame import Row
+
+Key = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Against:
+    """A comparison of each cell with another, over the seeds that both have.
+
+    Attributes:
+        reference: from the key of a cell, what differs in that of the other; None where there is nothing to compare.
+        measure: how one loss lies from another, see `statistics.MEASURES`.
+    """
+
+    reference: Callable[[Key], Key | None]
+    measure: stats.Measure = "percent"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The rows of one group, in their order, one per seed."""
+
+    key: Key
+    rows: Sequence[Row]
+    values: Mapping[Any, float]  # seed -> what was summarised; the seed of a single model that has none is None
+    mean: float
+    sd: float
+    gaps: Mapping[str, stats.Gap]
+
+    @property
+    def n(self) -> int:
+        return len(self.rows)
+
+    @property
+    def seeds(self) -> str:
+        return " ".join(map(str, self.values))
+
+    def average(self, name: str) -> float:
+        return stats.mean_std([row[name] for row in self.rows])[0]
+
+    def largest(self, name: str) -> float:
+        """The largest of all; NaN, which stands for what is not finite, where one is."""
+        values = [row[name] for row in self.rows]
+        return stats.NAN if any(map(math.isnan, values)) else max(values)
+
+    def total(self, name: str) -> int | None:
+        """The sum; None where there is nothing to count, as of the Baseline against itself."""
+        counts = [row[name] for row in self.rows]
+        return None if any(map(pd.isna, counts)) else sum(counts)
+
+    def worst(self, name: str) -> Row:
+        """The row with the largest value; one that is not finite counts as worst."""
+        return max(self.rows, key=lambda row: math.inf if math.isnan(row[name]) else row[name])
+
+    def gap(self, name: str, *, value: str = "") -> Row:
+        """Columns of a gap: its value, named `value` or as the gap, and the ends of its interval."""
+        gap = self.gaps[name]
+        return {value or name: gap.value, f"{name}_low": gap.low, f"{name}_high": gap.high}
+
+
+def summarise(
+    rows: pd.DataFrame | Iterable[Row], by: Sequence[str], value: str, pair: Mapping[str, Against] | None = None
+) -> list[Cell]:
+    """One cell for each combination of the columns `by`, in the order in which they first stand in `rows`.
+
+    Args:
+        rows: one per seed and combination.
+        value: column that is averaged and compared, such as a loss.
+        pair: name -> what each cell is compared with. A cell is not compared with itself; a model without a seed is
+            compared with every seed of its reference.
+    """
+    groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
+    for row in rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows:
+        seed = None if pd.isna(row["seed"]) else int(row["seed"])
+        groups.setdefault(tuple(row[name] for name in by), {})[seed] = row
+    values: dict[tuple[Any, ...], dict[Any, float]] = {
+        place: {seed: row[value] for seed, row in group.items()} for place, group in groups.items()
+    }
+
+    def gap(place: tuple[Any, ...], key: Key, against: Against) -> stats.Gap:
+        changed = against.reference(key)
+        other = place if changed is None else tuple((key | changed).values())
+        found = values.get(other, {}) if other != place else {}
+        mine = values[place]
+        if None in mine:
+            mine = dict.fromkeys(found, mine[None])
+        return stats.paired_gap(mine, found, against.measure)
+
+    cells = []
+    for place, group in groups.items():
+        key = dict(zip(by, place, strict=True))
+        gaps = {name: gap(place, key, against) for name, against in (pair or {}).items()}
+        mean, sd = stats.mean_std(list(values[place].values()))
+        cells.append(Cell(key, tuple(group.values()), values[place], mean, sd, gaps))
+    return cells
