@@ -45,10 +45,10 @@ test: $(READY)  ## lint, type check, then the tests, without those marked slow
 	$(BIN)/ruff format --check
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/basedpyright
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: $(READY)  ## the tests marked slow: they need SLURM, a browser or SmolLM2, or take above 30 seconds
-	$(BIN)/pytest -n 2 --dist loadfile -m slow
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
 	$(BIN)/python -m benchmarks --out results/bench/bench.json

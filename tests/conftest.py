@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: the real web corpus, and a small tokenizer and token stream of it."""
+"""What all test files share: their order, and a real web corpus with a small tokenizer and token stream of it."""
 
 from pathlib import Path
 
@@ -9,6 +9,24 @@ from tapernorm_lab.config.jobs import CorpusJob, TokenizerJob
 from tapernorm_lab.config.sections import TokenizerConfig
 from tapernorm_lab.data.corpus import build_corpus
 from tapernorm_lab.data.sentencepiece import train_tokenizer
+
+# Files that take longest, longest first: started last, one of them would run on alone beside an idle core.
+LONGEST = [
+    *("workflow/test_slurm.py", "workflow/test_workflow.py", "workflow/test_interruptions.py"),
+    *("project/test_packaging.py", "tapernorm/test_smollm2.py", "tapernorm_lab/experiments/test_pretrain.py"),
+]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For `-m slow`, which few files have tests of: those that never name the marker are not imported."""
+    if config.getoption("markexpr") == "slow" and collection_path.suffix == ".py":
+        return "mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ The children are forked from a server process that has imported everything and t
 milliseconds. Nothing in the package knows of this: the child replaces functions of the library and of Python.
 """
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -12,16 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FORK = multiprocessing.get_context("forkserver")
-# Steps import torch._dynamo, and a GPT-2 its part of transformers.
-FORK.set_forkserver_preload(
-    [
-        "tapernorm_lab.experiments.pretrain",
-        "tapernorm_lab.experiments.finetune",
-        "tapernorm_lab.cli.main",
-        "torch._dynamo",
-    ]
-)
+from forks import FORK
 
 Sabotage = Callable[[], None]
 

@@ -1,22 +1,46 @@
 """Whole runs of Snakemake in a copy of the project."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import yaml
+from forks import FORK
 from places import ROOT
 
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(SNAKEMAKE), "--cores", "2", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
+    command = ["--cores", "2", *arguments]
+    with TemporaryDirectory() as place:
+        said = Path(place) / "said"
+        run = FORK.Process(target=_run_forked, args=(folder, command, said))
+        run.start()
+        run.join(timeout=1200)
+        if run.exitcode is None:
+            run.kill()
+            raise subprocess.TimeoutExpired(command, 1200, said.read_bytes())
+        return subprocess.CompletedProcess(command, run.exitcode, said.read_text(), "")
+
+
+def _run_forked(folder: Path, arguments: list[str], said: Path) -> None:
+    """What the command `snakemake` does, in `folder`; all of its output goes into the file `said`."""
+    from snakemake.cli import main
+
+    os.chdir(folder)
+    with open(said, "wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+    sys.argv = [str(SNAKEMAKE), *arguments]
+    main()
 
 
 def project(folder: Path) -> Path:
@@ -68,7 +92,7 @@ def train_until(folder: Path, config: str, step: int) -> tuple[subprocess.Popen[
         command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     run = folder / Path(TARGET).parent
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and engine.poll() is None:
         lines = [line for path in run.glob("resume/*/metrics.jsonl") for line in path.read_text().splitlines()]
         if len(lines) > 1 and json.loads(lines[-2])["step"] >= step:
