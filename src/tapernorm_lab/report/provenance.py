@@ -1,6 +1,6 @@
 """Which runs a table rests on: a row per result file, and in words where their code, config or versions differ."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +140,38 @@ def same_or_not(what: str, found: Iterable[Any]) -> str:
     names = sorted({str(name) for name in found})
     several = f", not all the same ({len(names)})" if len(names) > 1 else ""
     return f"{what}{several}: {', '.join(names)}" if several else f"{what} {', '.join(names)}"
+
+
+def device_and_code(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """The note on where the numbers of a table come from."""
+    commits = short_commits(jobs)
+    several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
+    devices = ", ".join(sorted({job["device"] for job in jobs}))
+    torch = same_or_not("PyTorch", (job["torch"] for job in jobs))
+    return f"Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
+
+
+def missing_seeds(rows: Sequence[Row], of: str, names: Sequence[str]) -> Iterator[str]:
+    """The notes that name the models, told apart by the column `of`, which lack a seed that another of their width has.
+
+    Args:
+        names: of those that are told.
+    """
+    for d_model in sorted({row["d_model"] for row in rows}):
+        here = {row[of]: row for row in rows if row["d_model"] == d_model}
+        seeds = {name: set(row["seeds"].split()) for name, row in here.items()}
+        union = set[str]().union(*seeds.values())
+        for name in names:
+            if missing := sorted(union - seeds.get(name, union), key=int):
+                yield f"At d {d_model}, {here[name]['label']} has no seed {', '.join(missing)}."
+
+
+def of_several_codes(commits: Sequence[str]) -> str:
+    """What a caption says where not all of its numbers come from the same code; empty where they do."""
+    return " Built from runs of different code: see the notes." if len(commits) > 1 else ""
+
+
+def short_commits(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Short code commits behind some jobs, `+dirty` kept; 'unknown' for code outside git."""
+    names = {job["commit"] if isinstance(job["commit"], str) else "unknown" for job in jobs}
+    return sorted({name[:12] + ("+dirty" if name.endswith("+dirty") else "") for name in names})

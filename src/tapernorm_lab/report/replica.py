@@ -10,10 +10,10 @@ from .catalogue import CLAIMS, Entry, Rows
 from .comparison import compare, lines
 from .frames.pretraining import JOB
 from .parts import Contents
-from .provenance import same_or_not
+from .provenance import same_or_not, short_commits
 from .read_json import stored
 from .table import Table
-from .tables.table1_pretraining import short_commits, table1_lines
+from .tables.table1_pretraining import table1_lines
 
 _VERDICTS = ("verdict",)  # of the claims: what they are judged by stands in the other tables
 _ROUNDING = "With equal code and settings losses can differ by the processor's rounding: docs/study.md#rounding."

@@ -11,7 +11,7 @@ from ...config import published
 from .. import statistics as stats
 from ..engine.frame import Row
 from ..engine.summary import Against, Cell, summarise
-from ..tables.table1_pretraining import short_commits
+from ..provenance import short_commits
 
 VANILLA, THEIRS = "vanilla", "published_"  # THEIRS: begins the name of a method whose published weights we evaluate
 _AVERAGED = ("rows_median", "rows_trimmed_mean", "rows_p99_9", "tokens_median", "tokens_p99_9", "bits_per_byte")

@@ -8,7 +8,7 @@ from ...config.odd_inputs import BASELINE, HELD_OUT, LONGER
 from ..engine.cells import percentage
 from ..engine.frame import Row
 from ..engine.summary import Against, Cell, summarise
-from ..tables.table1_pretraining import short_commits
+from ..provenance import short_commits
 from .odd_inputs import RobustnessRows
 
 WHOLE, PLAIN, AFTER = "all", "unrepeated", "after"  # parts of trials

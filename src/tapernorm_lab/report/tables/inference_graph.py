@@ -10,10 +10,12 @@ from tapernorm.util.errors import UserError
 
 from ...config.study_runs import StageJob
 from .. import statistics as stats
+from ..engine.cells import NOT_FINITE, Cell, counted, interval, mean_sd, number, text
 from ..engine.frame import Row
+from ..engine.table_spec import Shown, TableSpec
 from ..frames.decoding import MODES, Bench
 from ..frames.inference_graph import FUNCTIONS, ROWS
-from ..table import ABSENT, Column, Table
+from ..table import ABSENT, Table
 
 _SPEED_MODES = ("eager", "compile")
 
@@ -34,23 +36,25 @@ def oddities_table(rows: Sequence[Row], bench: Bench | None, job: StageJob) -> T
         )
     records = [_record(job, arm.name, rows, bench) for arm in job.stage.arms]
     modes = [mode for mode in _SPEED_MODES if any(f"speed_{mode}" in record for record in records)]
-    columns = [
-        *(Column("arm", align="l"), Column("n"), Column("left to run", align="l"), Column("kernels")),
-        *(Column(MODES[mode], group="decoding speed", timed="ratio") for mode in modes),
-        Column("largest activation"),
-        *(Column(header, group="loss on") for header in ROWS.values()),
-    ]
-    return Table(
-        name=f"table_{job.stage.name}_oddities",
-        columns=columns,
-        rows=[list(_cells(record, modes)) for record in records],
-        published=[],
+    spec = TableSpec(
+        f"table_{job.stage.name}_oddities",
+        columns=[
+            Shown("arm", text("label"), align="l"),
+            Shown("n", counted("n", of="seeds")),
+            Shown("left to run", _finished(_left), align="l"),
+            Shown("kernels", _finished(text("operations_all"))),
+            *(Shown(MODES[m], _finished(_speed(m)), "decoding speed", timed="ratio") for m in modes),
+            Shown("largest activation", _finished(number("activation_max", ".3g"))),
+            *(Shown(header, _finished(_loss(kind)), "loss on") for kind, header in ROWS.items()),
+        ],
+    )
+    return spec.table(
+        records,
         caption=(
             f"Stage {job.stage.name}, beyond the paper: what each arm leaves to run, and odd inputs. d "
             f"{job.stage.d_model}, seeds {', '.join(map(str, job.stage.seeds))}. Run {job.run}: {job.caption}"
         ),
-        notes=list(_notes(records, bench)),
-        records=records,
+        notes=_notes(records, bench),
     )
 
 
@@ -105,19 +109,9 @@ def _timed_arm(record: Mapping[str, Any], norms: int) -> str | None:
     return arms.get(left)
 
 
-def _cells(record: Row, modes: Sequence[str]) -> Iterator[str]:
-    yield record["label"]
-    yield f"{record['n']}" if record["n"] == record["seeds"] else f"{record['n']} of {record['seeds']}"
-    if not record["n"]:
-        yield from [ABSENT] * (3 + len(modes) + len(ROWS))
-        return
-    yield _left(record)
-    yield str(record["operations_all"])
-    for mode in modes:
-        yield _speed(record, mode)
-    yield ABSENT if record["activation_max"] is None else f"{record['activation_max']:.3g}"
-    for kind in ROWS:
-        yield _loss(record, kind)
+def _finished(cell: Cell) -> Cell:
+    """What is known only of an arm that finished in some seed."""
+    return lambda record: cell(record) if record["n"] else ABSENT
 
 
 def _left(record: Row) -> str:
@@ -126,20 +120,19 @@ def _left(record: Row) -> str:
     return ", ".join(named) or "nothing"
 
 
-def _speed(record: Row, mode: str) -> str:
-    value, low, high = (record.get(f"speed_{mode}{end}") for end in ("", "_low", "_high"))
-    if value is None:
-        return ABSENT
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]" if low == low else f"{value:.3f}"  # NaN: one round
+def _speed(mode: str) -> Cell:
+    return lambda record: interval(f"speed_{mode}", ".3f")(record) if f"speed_{mode}" in record else ABSENT
 
 
-def _loss(record: Row, kind: str) -> str:
-    mean, std, finite = record[f"{kind}_ce_mean"], record[f"{kind}_ce_std"], record[f"{kind}_finite"]
-    if mean != mean:  # no seed has one
-        return "not finite" if record["n"] > finite and f"{kind}_ce_max" in record else ABSENT
-    spread = f" ± {std:.2f}" if std == std else ""
-    lost = f" ({record['n'] - finite} not finite)" if finite < record["n"] else ""
-    return f"{mean:.2f}{spread}{lost}"
+def _loss(kind: str) -> Cell:
+    """Mean ± standard deviation of the seeds that have one, and how many have none."""
+
+    def cell(record: Row) -> str:
+        lost = record["n"] - record[f"{kind}_finite"]
+        mean = mean_sd(f"{kind}_ce", ".2f", lost=NOT_FINITE if lost else ABSENT)(record)
+        return mean + (f" ({lost} not finite)" if lost and mean != NOT_FINITE else "")
+
+    return cell
 
 
 def _notes(records: Sequence[Row], bench: Bench | None) -> Iterator[str]:

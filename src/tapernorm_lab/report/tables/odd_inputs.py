@@ -11,6 +11,7 @@ from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.odd_inputs import RobustnessRows
 from ..frames.odd_inputs_summary import PLAIN, records, tried_on
+from ..provenance import of_several_codes
 from ..table import ABSENT, Table
 from .odd_inputs_notes import (
     arm_notes,
@@ -18,7 +19,6 @@ from .odd_inputs_notes import (
     table_notes,
     tail_notes,
 )
-from .table1_pretraining import of_several_codes
 
 _PLACE = ("d_model", "trial", "part")
 SHOWN = ("internal_aux", "all_aux")  # in print, as in Table 1; the CSV and Table S3x hold every model

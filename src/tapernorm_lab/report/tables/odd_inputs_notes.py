@@ -12,8 +12,7 @@ from ...config.odd_inputs import (
 )
 from ..frames.odd_inputs import RobustnessRows, Row
 from ..frames.odd_inputs_summary import PLAIN, blown_share, tried_on
-from ..provenance import same_or_not
-from .table1_pretraining import short_commits
+from ..provenance import device_and_code, missing_seeds, short_commits
 
 
 def table_notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
@@ -23,7 +22,7 @@ def table_notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]
         f" largest mean loss of a row, of all seeds. {_guess(rows)}"
     )
     yield from _beside_baseline(rows, found, shown)
-    yield from _missing(found)
+    yield from missing_seeds(found, "model", list(dict.fromkeys(row["model"] for row in found)))
     yield _code(rows)
 
 
@@ -113,16 +112,6 @@ def _origins(rows: RobustnessRows) -> Iterator[str]:
     )
 
 
-def _missing(found: Sequence[Row]) -> Iterator[str]:
-    """Which models lack a seed that another of their width has."""
-    for d_model in sorted({row["d_model"] for row in found}):
-        seeds = {row["label"]: set(row["seeds"].split()) for row in found if row["d_model"] == d_model}
-        union = set().union(*seeds.values())
-        for label, mine in seeds.items():
-            if missing := sorted(union - mine, key=int):
-                yield f"At d {d_model}, {label} has no seed {', '.join(missing)}."
-
-
 def tail_notes(rows: RobustnessRows) -> Iterator[str]:
     """Notes under Table S3x."""
     yield (
@@ -160,11 +149,7 @@ def _diverged(found: Sequence[Row], job: TrialsJob) -> Iterator[str]:
 
 
 def _code(rows: RobustnessRows) -> str:
-    commits = commits_of(rows)
-    several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
-    devices = ", ".join(sorted(set(rows.scores["device"])))
-    torch = same_or_not("PyTorch", rows.scores["torch"])
-    return f"Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
+    return device_and_code(rows.scores.to_dict("records"))
 
 
 def commits_of(rows: RobustnessRows) -> list[str]:

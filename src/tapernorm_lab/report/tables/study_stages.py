@@ -14,9 +14,9 @@ from ..engine.frame import Row
 from ..engine.summary import Against, Cell, summarise
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.study_stages import DIVERGED, treatment_of
-from ..provenance import same_or_not
+from ..provenance import device_and_code, of_several_codes, short_commits
 from ..table import ABSENT, Table
-from .table1_pretraining import LOSS, of_several_codes, short_commits
+from .table1_pretraining import LOSS
 
 # Column of the rows -> its header, shown where the arms of a stage differ in it.
 _SETTINGS = {
@@ -167,7 +167,4 @@ def _notes(stage: Stage, records: Sequence[Row], runs: Sequence[Row]) -> Iterato
             )
     if shared := list(dict.fromkeys(labels[r["arm"]] for r in runs if r["folder"].startswith("pretrain/"))):
         yield f"Also runs of the paper's own tables: {'; '.join(shared)}, where no setting differs."
-    commits, torch = short_commits(runs), same_or_not("PyTorch", (run["torch"] for run in runs))
-    several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
-    devices = ", ".join(sorted({run["device"] for run in runs}))
-    yield f"Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
+    yield device_and_code(runs)

@@ -16,7 +16,7 @@ from ..engine.cells import interval, mean_sd, number, text
 from ..engine.frame import Row
 from ..engine.summary import Against, summarise
 from ..engine.table_spec import Shown, TableSpec
-from ..provenance import same_or_not
+from ..provenance import device_and_code, missing_seeds, of_several_codes, short_commits
 from ..table import ABSENT, Table
 
 SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
@@ -36,6 +36,7 @@ def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int
     jobs: list[Row] = results.to_dict("records")
     rows = table1_rows(jobs, run=run, labels=labels)
     lines = _printed(rows)
+    every_seed = [row | {"label": VARIANT_LABELS[row["variant"]]} for row in rows if row["seeds_counted"] == ALL_SEEDS]
     spec = TableSpec(
         "table1",
         line=("d_model", "seeds_counted"),
@@ -61,7 +62,7 @@ def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int
         caption=(
             f"Validation loss and relative gap to Baseline.{of_several_codes(short_commits(jobs))} Run {run}: {caption}"
         ),
-        notes=[*_notes(jobs), *_left_out_notes(rows), *_missing_notes(rows)],
+        notes=[*_notes(jobs), *_left_out_notes(rows), *missing_seeds(every_seed, "variant", SHOWN)],
     )
 
 
@@ -172,11 +173,7 @@ def _notes(jobs: Sequence[Row]) -> Iterator[str]:
     remarks = [f"; {VARIANT_LABELS[v]}, {r.note}" for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
     yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here{''.join(remarks)}."
     rates = ", ".join(f"{rate:g}" for rate in sorted({job["lr"] for job in jobs}))
-    devices = ", ".join(sorted({job["device"] for job in jobs}))
-    commits = short_commits(jobs)
-    several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
-    torch = same_or_not("PyTorch", (job["torch"] for job in jobs))
-    yield f"Peak learning rate {rates}. Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
+    yield f"Peak learning rate {rates}. {device_and_code(jobs)}"
     yield from _config_notes(jobs)
 
 
@@ -210,25 +207,3 @@ def _left_out_notes(rows: Sequence[Row]) -> Iterator[str]:
     for d_model, group in groupby(left_out, key=lambda row: row["d_model"]):
         named = "; ".join(f"{VARIANT_LABELS[row['variant']]} {row['left_out']}" for row in group)
         yield f"† at d {d_model} leaves out {named}."
-
-
-def _missing_notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Which printed variants lack a seed that another variant of their width has."""
-    every_seed = [row for row in rows if row["seeds_counted"] == ALL_SEEDS]
-    for d_model, group in groupby(every_seed, key=lambda row: row["d_model"]):
-        seeds = {row["variant"]: set(row["seeds"].split()) for row in group}
-        union = set().union(*seeds.values())
-        for variant in SHOWN:
-            if missing := sorted(union - seeds.get(variant, union), key=int):
-                yield f"At d {d_model}, {VARIANT_LABELS[variant]} has no seed {', '.join(missing)}."
-
-
-def of_several_codes(commits: Sequence[str]) -> str:
-    """What a caption says where not all of its numbers come from the same code; empty where they do."""
-    return " Built from runs of different code: see the notes." if len(commits) > 1 else ""
-
-
-def short_commits(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Short code commits behind some jobs, `+dirty` kept; 'unknown' for code outside git."""
-    names = {job["commit"] if isinstance(job["commit"], str) else "unknown" for job in jobs}
-    return sorted({name[:12] + ("+dirty" if name.endswith("+dirty") else "") for name in names})

@@ -10,8 +10,8 @@ from ..engine.cells import NOT_FINITE, interval, mean_sd, number, shown, text
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.gpt2_summary import of_form, published_gap, table3_rows
+from ..provenance import of_several_codes
 from ..table import ABSENT, Table
-from .table1_pretraining import of_several_codes
 from .table3_notes import (
     codes,
     stand_ins,

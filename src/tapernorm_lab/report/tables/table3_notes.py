@@ -8,8 +8,7 @@ from ...config import published
 from ...config.gpt2 import METHOD_LABELS
 from ..frames.gpt2 import Row
 from ..frames.gpt2_summary import THEIRS, VANILLA
-from ..provenance import same_or_not
-from .table1_pretraining import short_commits
+from ..provenance import same_or_not, short_commits
 
 _FEW = 1000  # rows; with fewer, the 99.9th percentile lies between the two worst
 
