@@ -101,7 +101,11 @@ def output_folder(folder: Path, work: Work, *, overwrite: bool = False) -> Itera
             for name in _lost(folder, owner):
                 discard(folder / name)
         _mark(folder, dict.fromkeys(work.files, work.kind), job=work)
-        yield
+        try:
+            yield
+        finally:
+            if not _names(folder):  # nothing was written, so it is nobody's
+                (folder / MARK).unlink(missing_ok=True)
 
 
 def require_writable(folder: Path, work: Work, *, overwrite: bool = False) -> None:
