@@ -96,7 +96,7 @@ endef
 
 $(READY): requirements.lock pyproject.toml
 	$(call with_python,"$$PYTHON" -m venv $(VENV))
-	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	@touch $@
