@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ..config import published
-from . import statistics as stats
+from .engine import statistics as stats
 from .frames.decoding import Bench
 from .frames.gpt2_summary import published_gap
 from .tables.table2_notes import NAIVE

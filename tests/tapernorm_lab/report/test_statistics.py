@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from tapernorm_lab.report import statistics as stats
+from tapernorm_lab.report.engine import statistics as stats
 
 BASELINE = {0: 3.0, 1: 2.0, 2: 4.0}
 TAPERED = {0: 3.03, 1: 2.04, 2: 4.06}  # 1 %, 2 % and 1.5 % above

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import statistics as stats
+from . import statistics as stats
 from .frame import Row
 
 Key = dict[str, Any]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from tapernorm.util.errors import UserError
 
-from .. import statistics as stats
+from ..engine import statistics as stats
 
 GAP = "ce_gap_percent"
 

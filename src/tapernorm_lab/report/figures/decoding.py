@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from tapernorm.util.errors import UserError
 
 from ...config import published
-from .. import statistics as stats
+from ..engine import statistics as stats
 from ..frames.decoding import (
     MODES,
     Bench,

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from tapernorm.util.errors import UserError
 
 from ...config.odd_inputs import LONGER
-from .. import statistics as stats
+from ..engine import statistics as stats
 from ..frames.odd_inputs import RobustnessRows, Row
 from ..frames.odd_inputs_summary import PLAIN, records, tried_on
 from . import bands, style

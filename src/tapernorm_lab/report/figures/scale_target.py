@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from tapernorm.util.errors import UserError
 
 from ...config.study_runs import StageJob
-from .. import statistics as stats
+from ..engine import statistics as stats
 from ..frames.study_stages import DIVERGED
 from . import style
 

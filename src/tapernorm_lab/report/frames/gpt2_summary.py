@@ -8,7 +8,7 @@ import pandas as pd
 from tapernorm.util.errors import UserError
 
 from ...config import published
-from .. import statistics as stats
+from ..engine import statistics as stats
 from ..engine.frame import Row
 from ..engine.summary import Against, Cell, summarise
 from ..provenance import short_commits

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import statistics as stats
+from ..engine import statistics as stats
 from ..engine.frame import Field, Frame, integer, number, text
 from ..read_json import read_of_run, value_at
 

@@ -9,7 +9,7 @@ from typing import Any
 from tapernorm.util.errors import UserError
 
 from ...config.study_runs import StageJob
-from .. import statistics as stats
+from ..engine import statistics as stats
 from ..engine.cells import NOT_FINITE, Cell, counted, interval, mean_sd, number, text
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec

@@ -8,7 +8,7 @@ from tapernorm.util.errors import UserError
 
 from ...config.study import Stage
 from ...config.study_runs import StageJob
-from .. import statistics as stats
+from ..engine import statistics as stats
 from ..engine.cells import counted, interval, mean_sd, number, shown, text
 from ..engine.frame import Row
 from ..engine.summary import Against, Cell, summarise

@@ -11,7 +11,7 @@ from tapernorm.util.errors import UserError
 
 from ...config import published
 from ...config.sections import VARIANT_LABELS, VARIANTS
-from .. import statistics as stats
+from ..engine import statistics as stats
 from ..engine.cells import interval, mean_sd, number, text
 from ..engine.frame import Row
 from ..engine.summary import Against, summarise
