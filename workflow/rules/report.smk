@@ -1,7 +1,8 @@
 # Finished runs -> tidy rows -> tables and figures.
-for name, (results, files, told, words) in ROWS.items():
+for name, (results, files, words) in ROWS.items():
 
-    # metrics.jsonl is read from beside each result.json; one rule wrote both.
+    # metrics.jsonl is read from beside each result.json; one rule wrote both. A loop's variables reach the shell through
+    # params: when it runs, they hold the last name's.
     rule:
         name:
             f"rows_{name}"
@@ -15,10 +16,11 @@ for name, (results, files, told, words) in ROWS.items():
         conda:
             "../../environment.yml"
         params:
-            told=told,
+            name=name,
+            words=words,
             out=subpath(output[0], parent=True),
         shell:
-            f"tapernorm rows {name} {words} --out {{params.out:q}} &> {{log:q}}"
+            "tapernorm rows {params.name} {params.words:q} --out {params.out:q} &> {log:q}"
 
 
 rule table:

@@ -41,26 +41,28 @@ def files_of_source(name):
     return [f"{RESULTS}/{file}" for file in sources.SOURCES[name].files]
 
 
-# NAME -> what its rows are gathered from, the files that they are, what names their run, and how these are said.
-OF_RUN = "{input:q} --run {params.told:q}"
-ROWS = {"training": (trained_results(), files_of_source("training"), RUN.run, OF_RUN)}
-if RUN.gpt2:
-    ROWS["gpt2"] = (gpt2_results(), files_of_source("gpt2"), RUN.run, OF_RUN)
+# NAME -> what its rows are gathered from, the files that they are, and the words of the verb.
+ROWS = {}
+for kind, results in {
+    "training": trained_results(),
+    "gpt2": gpt2_results() if RUN.gpt2 else [],
+}.items():
+    if results:
+        ROWS[kind] = (results, files_of_source(kind), [*results, "--run", RUN.run])
 for stage in RUN.study or ():
-    file = f"{RESULTS}/{sources.STAGE_ROWS.format(stage=stage.name)}"
-    told = canonical_json(stage_job(RUN, stage.name))
-    words = f"--job {{params.told:q}} --results {RESULTS}"
-    ROWS[f"study_{stage.name}"] = (stage_results(stage.name), [file], told, words)
+    ROWS[f"study_{stage.name}"] = (
+        stage_results(stage.name),
+        [f"{RESULTS}/{sources.STAGE_ROWS.format(stage=stage.name)}"],
+        ["--job", canonical_json(stage_job(RUN, stage.name)), "--results", RESULTS],
+    )
 if RUN.robustness:
     for stage in (None, *RUN.robustness.stages):
         job = RUN.trials_job(stage)
-        files = [
-            f"{RESULTS}/{path.format(trials=job.name)}" for path in sources.TRIALS_ROWS
-        ]
-        words = "{input:q} --job {params.told:q}"
         ROWS[f"study_{job.name}"] = (
             odd_scores(stage),
-            files,
-            canonical_json(job),
-            words,
+            [
+                f"{RESULTS}/{path.format(trials=job.name)}"
+                for path in sources.TRIALS_ROWS
+            ],
+            [*odd_scores(stage), "--job", canonical_json(job)],
         )
