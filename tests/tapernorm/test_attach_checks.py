@@ -18,11 +18,11 @@ from tapernorm.architectures import logits_of
 from tapernorm.folding import fold
 from tapernorm.schedule import GateSchedule
 from tapernorm.taper import attach
+from tapernorm.util import norm_driver as driver
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.fakeln_schedule import FakeSchedule
 from tapernorm_lab.models import fakeln_norms as fakenorms
 from tapernorm_lab.models.fakeln import attach_fakeln
-from tapernorm_lab.training import norm_driver as driver
 
 NAN, INF = float("nan"), float("inf")
 FAKE_SCHEDULE = FakeSchedule(mlp_start=2, mlp_gap=1, qk_start=5, qk_gap=2, v_start=9, v_gap=3, final=17)

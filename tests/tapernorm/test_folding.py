@@ -103,7 +103,7 @@ def test_another_architecture_needs_one_row_of_the_table(kind, tie_head, options
 
 
 def test_an_architecture_outside_the_table_is_refused():
-    with pytest.raises(UserError, match=r"no architecture 'Mixed' in tapernorm\.arch; known: .*Decoder"):
+    with pytest.raises(UserError, match=r"no architecture 'Mixed' in tapernorm\.architectures; known: .*Decoder"):
         fold(Mixed())
 
 

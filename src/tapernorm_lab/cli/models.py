@@ -38,6 +38,40 @@ _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
+    _add_evaluate(verbs)
+
+    made = verbs.add(fold, "fold a finished run's tapered norms into its linear maps, and score what is left")
+    folders(made, model=_RUN)
+    made.add_argument("--tokens", type=path, metavar="DIR", help="folder written by `tapernorm tokens`, to score on")
+    output(made, "folder for unfused/, fused/ and result.json")
+    made.add_argument("--forms", nargs="+", choices=("unfused", "fused"), default=["unfused", "fused"])
+    device(made)
+    slots(made)
+    threads(made)
+
+    made = verbs.add(generate, "continue a prompt, streaming the text")
+    folders(made, checkpoint="run folder of `tapernorm pretrain`, or a folder that `tapernorm fold` wrote")
+    made.add_argument("--prompt", required=True, help="the text to continue")
+    made.add_argument("--tokenizer", type=path, metavar="DIR", help="its tokenizer; default: that of its run")
+    made.add_argument("--new-tokens", type=positive, metavar="N", help="at most; default: what the context leaves")
+    made.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token")
+    made.add_argument("--top-k", type=positive, metavar="K", help="draw from the K likeliest tokens")
+    made.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that hold P together")
+    made.add_argument("--seed", type=seed, default=0, metavar="S")
+    made.add_argument("--compile", action="store_true", help="torch.compile the decoding step; CUDA graphs on a GPU")
+    device(made)
+
+    made = verbs.add(bench, "time decoding with and without norms")
+    config_options(made)
+    kinds = "with a KV cache; the same with DyT and Derf beside it; or one forward of the prompt"
+    made.add_argument("name", choices=("decode", "rivals", "last_token"), help=kinds)
+    folders(made, model="run folder of a tapered model")
+    made.add_argument("--out", type=path, required=True, metavar="FILE", help="JSON file for the raw samples")
+    device(made)
+    slots(made)
+
+
+def _add_evaluate(verbs: Verbs) -> None:
     made = verbs.add(evaluate, "score finished models: on tokens, on blocks with the tails of losses, or on odd inputs")
     whose = made.add_mutually_exclusive_group(required=True)
     whose.add_argument("--model", type=path, metavar="DIR", help=f"{_RUN}, or a folder that `tapernorm fold` wrote")
@@ -69,36 +103,6 @@ def add(verbs: Verbs) -> None:
     slots(made)
     threads(made)
     made.add_argument("--out", type=path, metavar="FILE", help="write the scores there, as JSON")
-
-    made = verbs.add(fold, "fold a finished run's tapered norms into its linear maps, and score what is left")
-    folders(made, model=_RUN)
-    made.add_argument("--tokens", type=path, metavar="DIR", help="folder written by `tapernorm tokens`, to score on")
-    output(made, "folder for unfused/, fused/ and result.json")
-    made.add_argument("--forms", nargs="+", choices=("unfused", "fused"), default=["unfused", "fused"])
-    device(made)
-    slots(made)
-    threads(made)
-
-    made = verbs.add(generate, "continue a prompt, streaming the text")
-    folders(made, checkpoint="run folder of `tapernorm pretrain`, or a folder that `tapernorm fold` wrote")
-    made.add_argument("--prompt", required=True, help="the text to continue")
-    made.add_argument("--tokenizer", type=path, metavar="DIR", help="its tokenizer; default: that of its run")
-    made.add_argument("--new-tokens", type=positive, metavar="N", help="at most; default: what the context leaves")
-    made.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token")
-    made.add_argument("--top-k", type=positive, metavar="K", help="draw from the K likeliest tokens")
-    made.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that hold P together")
-    made.add_argument("--seed", type=seed, default=0, metavar="S")
-    made.add_argument("--compile", action="store_true", help="torch.compile the decoding step; CUDA graphs on a GPU")
-    device(made)
-
-    made = verbs.add(bench, "time decoding with and without norms")
-    config_options(made)
-    kinds = "with a KV cache; the same with DyT and Derf beside it; or one forward of the prompt"
-    made.add_argument("name", choices=("decode", "rivals", "last_token"), help=kinds)
-    folders(made, model="run folder of a tapered model")
-    made.add_argument("--out", type=path, required=True, metavar="FILE", help="JSON file for the raw samples")
-    device(made)
-    slots(made)
 
 
 def evaluate(arguments: argparse.Namespace) -> None:

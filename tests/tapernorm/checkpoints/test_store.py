@@ -1,6 +1,7 @@
 """Models on disk: what is saved is what is loaded, and damage is named."""
 
 import json
+from dataclasses import asdict
 
 import builders
 import pytest
@@ -197,12 +198,12 @@ def test_weights_of_other_norms_do_not_fit(saved, norms, message):
 @pytest.mark.parametrize("norms", [{"model.norm": "fixed_scal"}, {"model.layers.2.input_layernorm": "absent"}])
 def test_an_unknown_norm_or_word_is_refused(saved, norms):
     edit(saved, norms=norms)
-    with pytest.raises(UserError, match=r"config.json has 'model.* as '.*': it is damaged, run the job"):
+    with pytest.raises(UserError, match=r"config.json has '.*' .*: it is damaged"):
         load(saved)
 
 
 def test_weights_of_another_shape_do_not_fit(saved):
-    config = builders.shape(d_ff=24).model_dump(mode="json")
+    config = asdict(builders.shape(d_ff=24))
     edit(saved, config=config)
     with pytest.raises(UserError, match=r"does not fit config.json: .*mlp.gate_proj.weight"):
         load(saved)
@@ -210,7 +211,7 @@ def test_weights_of_another_shape_do_not_fit(saved):
 
 def test_a_head_missing_from_an_untied_model_is_noticed(tmp_path):
     save(decoder(dtype=torch.float32, tie_head=True), tmp_path)
-    edit(tmp_path, config=builders.shape(tie_head=False).model_dump(mode="json"))
+    edit(tmp_path, config=asdict(builders.shape(tie_head=False)))
     with pytest.raises(UserError, match=r"missing .*lm_head.weight"):
         load(tmp_path)
 

@@ -157,8 +157,8 @@ def test_training_gives_the_same_bytes_in_every_process(web_corpus: Path, tmp_pa
     code = """
 import sys
 from pathlib import Path
-from tapernorm.jobs import TokenizerJob
-from tapernorm.data.tokenizer import train_tokenizer
+from tapernorm_lab.config.jobs import TokenizerJob
+from tapernorm_lab.data.sentencepiece import train_tokenizer
 train_tokenizer(TokenizerJob.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
 """
     for seed in ("1", "2"):

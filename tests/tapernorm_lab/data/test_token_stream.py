@@ -146,7 +146,7 @@ def test_a_tokenizer_of_another_corpus_shows_in_the_manifest(
 PEAK = """
 import json, sys
 from pathlib import Path
-from tapernorm.data import tokens
+from tapernorm_lab.data import token_stream as tokens
 
 small, large, tokenizer, out = map(Path, sys.argv[1:])
 

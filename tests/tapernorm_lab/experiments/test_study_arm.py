@@ -32,7 +32,7 @@ def plain(variant="all_aux", **changes):
 
 def command(job, tokens, out):
     settings = ["--job", canonical_json(job), "--hardware", canonical_json(HARDWARE)]
-    return ["arm", *settings, "--tokens", str(tokens), "--out", str(out)]
+    return ["pretrain", *settings, "--tokens", str(tokens), "--out", str(out)]
 
 
 @pytest.mark.parametrize("variant", ["baseline", "internal", "all_aux"])

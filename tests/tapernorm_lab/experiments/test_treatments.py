@@ -323,7 +323,7 @@ def test_a_killed_arm_ends_as_if_nothing_had_happened(streams: Path, trained, tm
     settings = ["--job", canonical_json(job), "--hardware", canonical_json(HARDWARE)]
     kill(
         partial(at_step, LATE, "within"),
-        ["arm", *settings, "--tokens", str(streams), "--out", str(out)],
+        ["pretrain", *settings, "--tokens", str(streams), "--out", str(out)],
         tmp_path / "log",
     )
     assert not (out / "result.json").exists()

@@ -11,7 +11,7 @@ import pytest
 STEPS = """
 import resource, sys
 import torch
-from tapernorm.compute import take_device
+from tapernorm_lab.training.device import take_device
 
 if sys.argv[1] == "kept":
     take_device("cpu", 1)

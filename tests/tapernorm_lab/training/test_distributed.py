@@ -18,11 +18,11 @@ from torch import Tensor
 from training import HARDWARE
 
 from tapernorm import calibrate
-from tapernorm.util import distributed as ranks
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.load import parse
 from tapernorm_lab.config.run import Config
 from tapernorm_lab.experiments.finetune import finetune
+from tapernorm_lab.training import ranks
 from tapernorm_lab.training import trainer as training
 from tapernorm_lab.training.trainer import Diverged
 

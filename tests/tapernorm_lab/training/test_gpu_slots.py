@@ -23,8 +23,8 @@ from tapernorm_lab.training.gpu_slots import VISIBLE, device_slot, visible_devic
 HOLD = """
 import os, sys
 from pathlib import Path
-from tapernorm import devices
-from tapernorm.cli import main
+from tapernorm_lab.training import gpu_slots as devices
+from tapernorm_lab.cli.main import main
 devices._POLL_S = 0.02
 folder, names, jobs, whole = sys.argv[1:]
 with devices.device_slot("cuda", int(jobs), whole=int(whole), devices=names.split(), folder=Path(folder)) as name:
@@ -36,8 +36,8 @@ with devices.device_slot("cuda", int(jobs), whole=int(whole), devices=names.spli
 VISIT = """
 import sys, time
 from pathlib import Path
-from tapernorm import devices
-from tapernorm.cli import main
+from tapernorm_lab.training import gpu_slots as devices
+from tapernorm_lab.cli.main import main
 devices._POLL_S = 0.01
 if sys.argv[2] == "unlocked":
     devices.fcntl.flock = lambda *_: None

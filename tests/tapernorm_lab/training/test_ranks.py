@@ -10,9 +10,9 @@ from builders import normal
 from ranked import together
 from torch import Tensor, nn
 
-from tapernorm.util import distributed as ranks
 from tapernorm.util.errors import UserError
 from tapernorm.util.rng import generator, seed_dropout
+from tapernorm_lab.training import ranks
 from tapernorm_lab.training.trainer import Diverged
 
 

@@ -15,7 +15,7 @@ from tapernorm_lab.training.run_lock import run_lock
 HOLD = """
 import sys
 from pathlib import Path
-from tapernorm.runlock import run_lock
+from tapernorm_lab.training.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

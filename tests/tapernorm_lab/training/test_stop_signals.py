@@ -68,7 +68,7 @@ def signals_in_step(step: int, *numbers: int, pause_s: float = 0.0) -> None:
 
 def deaf(step: int) -> None:
     """Sabotage: SIGTERM in step `step`, and a trainer that does not ask."""
-    from tapernorm.util import distributed as ranks
+    from tapernorm_lab.training import ranks
 
     ranks.requested = lambda: None
     signals_in_step(step, signal.SIGTERM)
