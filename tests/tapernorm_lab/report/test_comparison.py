@@ -217,5 +217,5 @@ def test_tables_of_one_side_alone_are_named_and_none_in_common_is_refused(whole,
     told = compared(desk, capsys)
     assert told[-1] == "only published: claims, table1, table4"
     shutil.rmtree(desk.computed)
-    assert main(["compare", "--run", "mine", *desk.where]) == 2
+    assert main(["compare", "--run", "mine", *desk.where[:2]]) == 2
     assert "compute the run" in capsys.readouterr().err
