@@ -266,7 +266,7 @@ def with_a_bad_row(kind: str, folder: Path) -> str:
 
     def poisoned(model: Any, driver: Any, inputs: Tensor, targets: Tensor) -> Any:
         ce, aux, logits = loss(model, driver, inputs, targets)
-        bad = math.nan if ranks.rank() == 1 and driver.gate < 1 else 1.0
+        bad = math.nan if ranks.rank() == 1 and driver.row()["gate"] < 1 else 1.0
         return ce * bad, aux, logits
 
     trainer.loss = poisoned
