@@ -44,7 +44,7 @@ def steps_logged(run: Path) -> int:
 
 def cancel_when_on_its_way(run: Path, engine: subprocess.Popen[bytes]) -> int:
     """`scancel` the long training once it has logged steps; the steps that it had logged."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while (done := steps_logged(run)) < 20:
         assert engine.poll() is None, "Snakemake ended before the long training was on its way"
         assert time.monotonic() < deadline, "the long training never began"
@@ -67,7 +67,7 @@ def finished(tmp_path_factory):
         with subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT) as engine:
             try:
                 cancel_when_on_its_way(folder / "results/test" / LONG, engine)
-                engine.wait(timeout=400)
+                engine.wait(timeout=1200)
             finally:
                 engine.terminate()
         assert engine.returncode == 0, (folder / "said").read_text()[-5000:]
