@@ -48,8 +48,13 @@ def host_hash() -> str:
 
 
 def code_commit() -> str | None:
-    """Commit of the checkout that this package runs from, with `+dirty` after local edits; None outside git."""
+    """Commit of the checkout that this code runs from, with `+dirty` after local edits of library or lab.
+
+    None outside git.
+    """
     folder = Path(__file__).parent
+    library = folder.parent
+    code = [str(library), str(library.with_name("tapernorm_lab"))]
 
     def git(*words: str) -> str | None:
         try:
@@ -61,7 +66,7 @@ def code_commit() -> str | None:
     head = git("rev-parse", "HEAD")
     if head is None or git("ls-files", "--error-unmatch", "provenance.py") is None:
         return None
-    return head + ("+dirty" if git("status", "--porcelain", "--untracked-files=no", "--", str(folder)) else "")
+    return head + ("+dirty" if git("status", "--porcelain", "--untracked-files=no", "--", *code) else "")
 
 
 def _version(package: str) -> str | None:

@@ -1,9 +1,11 @@
 """Where a number comes from is written down truly."""
 
 import hashlib
+import os
 import shutil
 import socket
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -17,10 +19,11 @@ from tapernorm.util.provenance import code_commit, provenance
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git checkout whose src/provenance.py is the module that asks."""
-    (tmp_path / "src").mkdir()
-    module = tmp_path / "src" / "provenance.py"
-    module.write_text("# one\n")
+    """A git checkout whose src/tapernorm/util/provenance.py is the module that asks."""
+    module = tmp_path / "src/tapernorm/util/provenance.py"
+    for path in (module, tmp_path / "src/tapernorm/norms.py", tmp_path / "src/tapernorm_lab/training/trainer.py"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("# one\n")
     (tmp_path / "README").write_text("outside the package\n")
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", ".")
@@ -34,13 +37,16 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", *identity, "-C", folder, *words], check=True, capture_output=True, text=True).stdout
 
 
-def test_the_commit_is_that_of_the_checkout(checkout: Path) -> None:
+@pytest.mark.parametrize(
+    "edited", ["tapernorm/util/provenance.py", "tapernorm/norms.py", "tapernorm_lab/training/trainer.py"]
+)
+def test_the_commit_is_that_of_the_checkout(checkout: Path, edited: str) -> None:
     head = git(checkout, "rev-parse", "HEAD").strip()
     assert code_commit() == head
     (checkout / "README").write_text("edited, but no code\n")
     (checkout / "src" / "notes.txt").write_text("not tracked\n")
     assert code_commit() == head
-    (checkout / "src" / "provenance.py").write_text("# two\n")
+    (checkout / "src" / edited).write_text("# two\n")
     assert code_commit() == head + "+dirty"
 
 
@@ -86,3 +92,14 @@ def test_the_wall_time_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -
 def test_a_package_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance_module, "_PACKAGES", ("torch", "no-such-package-at-all"))
     assert list(provenance()["packages"]) == ["torch"]
+
+
+def test_the_kernels_that_decide_the_last_digits_are_named() -> None:
+    code = "import os, torch; from tapernorm.util.provenance import provenance; print(provenance()['kernels'])"
+    for forced, told in {"default": "DEFAULT", "avx2": "AVX2"}.items():
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": forced}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == told
+    bare = "from tapernorm.util.provenance import provenance; print('kernels' in provenance())"
+    done = subprocess.run([sys.executable, "-c", bare], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"  # nothing computed by torch where it is not loaded
