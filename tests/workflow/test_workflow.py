@@ -46,6 +46,7 @@ def finished(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_one_command_makes_every_table_and_figure(finished):
     made = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
     tables = {f"results/test/tables/table{n}.{kind}" for n in TABLES for kind in ("csv", "md", "tex")}
@@ -53,6 +54,7 @@ def test_one_command_makes_every_table_and_figure(finished):
     assert tables | figures <= made
 
 
+@pytest.mark.slow
 def test_every_tapered_model_is_folded_and_table1_says_what_that_moved(finished):
     trained = {
         p.relative_to(finished / "results/test/pretrain").parent for p in finished.rglob("pretrain/**/result.json")
@@ -73,6 +75,7 @@ def test_every_tapered_model_is_folded_and_table1_says_what_that_moved(finished)
     assert note in (finished / "results/test/tables/table1.md").read_text()
 
 
+@pytest.mark.slow
 def test_table1_holds_the_losses_that_the_runs_wrote(finished):
     losses = [
         json.loads(path.read_text())["values"]["valid_ce"]["value"]
@@ -84,10 +87,12 @@ def test_table1_holds_the_losses_that_the_runs_wrote(finished):
     assert int(row["n"]) == len(losses) == 2
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_left_after_success(finished):
     assert not list(finished.glob("results/test/pretrain/**/resume*"))
 
 
+@pytest.mark.slow
 def test_every_job_leaves_a_log(finished):
     logs = {
         p.relative_to(finished / "results/test/logs").as_posix() for p in finished.glob("results/test/logs/**/*.log")
@@ -97,11 +102,13 @@ def test_every_job_leaves_a_log(finished):
     assert "step 40/40" in (finished / "results/test/logs/pretrain/internal_aux/d24/seed2.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing(finished):
     done = snakemake(finished, "tables", "figures", "study", "--configfile", "config/test.yaml")
     assert "Nothing to be done" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_lost_figure_is_drawn_again_and_nothing_else_runs(finished):
     figure = finished / "figures/test/figure2.png"
     before = figure.read_bytes()
@@ -129,6 +136,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_is_published_drawn_anew_and_compared_with_itself(finished, capsys):
     """All that is drawn from the rows that are published is what the workflow drew from all rows, byte for byte."""
     assert snakemake(finished, "claims", "--configfile", "config/test.yaml").returncode == 0
@@ -170,6 +178,7 @@ def test_a_run_is_published_drawn_anew_and_compared_with_itself(finished, capsys
 REPORT = {"bench": 2, "rows_training": 1, "table": 6, "figure": 4, "tables": 1, "figures": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "retrained", "folded"),
     [
@@ -184,6 +193,7 @@ def test_a_changed_setting_reruns_what_depends_on_it(finished, changes, retraine
     assert plan == REPORT | {"pretrain": retrained, "fold": folded}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "value", "finetuned", "folded"),
     [
@@ -200,6 +210,7 @@ def test_a_changed_setting_of_a_method_reruns_that_method(finished, place, value
     assert plan == jobs | {"rows_gpt2": 1, "table": 2, "table3": 1}
 
 
+@pytest.mark.slow
 def test_table3_holds_the_means_that_the_evaluations_wrote(finished):
     rows = list(csv.DictReader((finished / "results/test/tables/table3.csv").read_text().splitlines()))
     ours = {(row["size"], row["method"], row["corpus"]): float(row["ce_mean"]) for row in rows if row["corpus"]}
@@ -221,6 +232,7 @@ def stage_rows(folder: Path, stage: str) -> dict[tuple[str, str], dict[str, str]
     return {(row["arm"], row["seed"]): row for row in csv.DictReader(text.splitlines())}
 
 
+@pytest.mark.slow
 def test_every_stage_of_the_study_has_its_table_and_its_figure_if_it_has_one(finished):
     made = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
     assert {f"results/test/tables/table_{s}.{kind}" for s in ("S1", "S4") for kind in ("csv", "md", "tex")} <= made
@@ -229,6 +241,7 @@ def test_every_stage_of_the_study_has_its_table_and_its_figure_if_it_has_one(fin
     assert "results/test/logs/study/S1/diverging/seed1.log" in made
 
 
+@pytest.mark.slow
 def test_an_arm_that_is_a_run_of_the_paper_or_of_an_earlier_stage_is_trained_once(finished):
     own = {p.parent.relative_to(finished / "results/test/study") for p in finished.rglob("study/**/result.json")}
     arms = ("S1/internal_50_75", "S1/diverging", "S4/internal_relative")
@@ -243,6 +256,7 @@ def test_an_arm_that_is_a_run_of_the_paper_or_of_an_earlier_stage_is_trained_onc
     assert {key for key in first if first[key] != fourth[key]} == {"stage"}
 
 
+@pytest.mark.slow
 def test_an_arm_that_diverges_stops_nothing_and_is_a_row_with_its_reason(finished):
     row = stage_rows(finished, "S1")["diverging", "1"]
     assert (row["outcome"], row["valid_ce"]) == ("diverged", "")
@@ -253,6 +267,7 @@ def test_an_arm_that_diverges_stops_nothing_and_is_a_row_with_its_reason(finishe
     )
 
 
+@pytest.mark.slow
 def test_gaps_of_a_stage_are_those_of_its_rows(finished):
     rows = stage_rows(finished, "S4")
     mine, theirs = (float(rows[arm, "1"]["valid_ce"]) for arm in ("internal_relative", "baseline"))
@@ -262,6 +277,7 @@ def test_gaps_of_a_stage_are_those_of_its_rows(finished):
     assert (record["n"], record["gap_pairs"]) == ("1", "1")
 
 
+@pytest.mark.slow
 def test_a_changed_arm_runs_again_alone(finished):
     study = yaml.safe_load((finished / "config/test.yaml").read_text())["study"]
     study[1]["arms"][2]["set"]["train.lr"] = 2e-3
@@ -274,6 +290,7 @@ def test_a_changed_arm_runs_again_alone(finished):
     assert planned(snakemake(finished, "-n", "study", "--configfile", renamed)) == again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"hardware__tensorboard": True}, {"hardware__checkpoint_every": 3}])
 def test_changed_hardware_reruns_nothing(finished, changes):
     config = write_config(finished, "hardware.yaml", **changes)
@@ -370,6 +387,7 @@ def test_an_edited_text_file_makes_the_corpus_anew(tmp_path):
     assert planned(snakemake(folder, "-n", *arguments)) == {"corpus": 1}
 
 
+@pytest.mark.slow
 def test_finished_models_are_tried_on_odd_inputs_and_their_tables_are_made_from_published_rows(finished, tmp_path):
     """One width, one stage and one seed: their models are there, and nothing is trained."""
     whole = yaml.safe_load((finished / "config/test.yaml").read_text())

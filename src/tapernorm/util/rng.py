@@ -20,7 +20,7 @@ def seed_dropout(seed: int, step: int, rank: int = 0) -> None:
     stream = f"dropout/{step}" if rank == 0 else f"dropout/{step}/rank{rank}"
     number = generator(seed, stream).initial_seed()
     torch.default_generator.manual_seed(number)
-    # torch.manual_seed would keep a formatted stack per call for each kind of device that is not in use: a sixth of a
-    # small model's step, and memory that grows with every step.
+    # torch.manual_seed would keep a formatted stack per call for each kind of device that is not in use, so that memory
+    # grows with every step.
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
