@@ -203,7 +203,7 @@ def test_a_read_only_results_folder_is_said_and_what_it_holds_stays(tmp_path):
         manifest = folder / "results/test/data/corpus/manifest.json"
         before = manifest.read_bytes()
         remount(folder / "results", "ro")
-        refused = snakemake(folder, "tokenizer", "--configfile", "config/test.yaml")
+        refused = snakemake(folder, "results/test/data/tokenizer/manifest.json", "--configfile", "config/test.yaml")
         assert refused.returncode != 0
         assert "Read-only file system" in refused.stdout + refused.stderr
         assert manifest.read_bytes() == before
