@@ -166,7 +166,7 @@ def test_a_run_is_published_drawn_anew_and_compared_with_itself(finished, capsys
     assert files_below(results) | files_below(drawn) == whole
 
     capsys.readouterr()
-    assert main(["compare", "--run", "test", *where[:2]]) == 0
+    assert main(["compare", "--run", "test", *where[:2], *config]) == 0
     told = capsys.readouterr().out.splitlines()
     counts = {name: re.findall(r"(\d+) of (\d+)", line) for name, _, line in (line.partition(": ") for line in told)}
     for name in [f"table{n}" for n in TABLES] + ["table_S1", "table_S4", "claims"]:
