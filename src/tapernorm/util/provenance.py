@@ -48,13 +48,12 @@ def host_hash() -> str:
 
 
 def code_commit() -> str | None:
-    """Commit of the checkout that this code runs from, with `+dirty` after local edits of library or lab.
+    """Commit of the checkout that this package runs from, with `+dirty` after edits of it or its neighbours.
 
     None outside git.
     """
     folder = Path(__file__).parent
-    library = folder.parent
-    code = [str(library), str(library.with_name("tapernorm_lab"))]
+    packages = folder.parents[1]
 
     def git(*words: str) -> str | None:
         try:
@@ -66,7 +65,7 @@ def code_commit() -> str | None:
     head = git("rev-parse", "HEAD")
     if head is None or git("ls-files", "--error-unmatch", "provenance.py") is None:
         return None
-    return head + ("+dirty" if git("status", "--porcelain", "--untracked-files=no", "--", *code) else "")
+    return head + ("+dirty" if git("status", "--porcelain", "--untracked-files=no", "--", str(packages)) else "")
 
 
 def _version(package: str) -> str | None:
