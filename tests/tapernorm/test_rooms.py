@@ -20,7 +20,7 @@ LEVEL = {room: level for level, rooms in enumerate(reversed(ROOMS), start=1) for
 MODULES_OF_A_FOLDER, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 15, 350, 60
 
 # What was beyond a limit when these tests came, each with the size that it may not exceed. Take out what is mended.
-LARGE_FOLDERS = {"tapernorm_lab/config": 17}
+LARGE_FOLDERS: dict[str, int] = {}
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS = {
     "tapernorm_lab.experiments.odd_inputs.odd_inputs.score_models": 73,
