@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,10 @@ def test_the_blocks_that_no_test_runs_are_these():
     assert {name for name, page in PAGES.items() if runnable(page)} == PLAYED
 
 
-def marked_lines(slow: bool) -> Iterator[tuple[str, str]]:
+def marked_lines(slow: bool) -> list[tuple[str, str]]:
     marked = [block for page in PAGES.values() for block in blocks(page) if block.mark in ("dry run", "parser")]
     found = {(line, block.mark) for block in marked for line in block.commands}
-    return ((line, mark) for line, mark in sorted(found) if slow == (mark == "dry run" and "snakemake" in line))
+    return [(line, mark) for line, mark in sorted(found) if slow == (mark == "dry run" and "snakemake" in line)]
 
 
 @pytest.mark.parametrize(("line", "mark"), marked_lines(slow=False))
@@ -88,7 +88,7 @@ def play_all(page: Path, shorter: dict[str, str] = SHORTER, after: Callable[[str
 
 def test_readme(desk, capsys):
     """The name gpt2 resolves to a small model in the working folder."""
-    write_model(desk / "gpt2", "gpt2")
+    write_model(desk / "gpt2", "gpt2", n_positions=64)
     shutil.copy(README, desk)
     known = play_all(README)
     assert known["taper"].gate.item() == 0
