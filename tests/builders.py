@@ -7,13 +7,7 @@ import torch
 from tapernorm.architectures import select_norms
 from tapernorm.models.decoder import Decoder
 from tapernorm.models.decoder_config import DecoderConfig
-from tapernorm.norms import (
-    Gate,
-    LayerNorm,
-    RMSNorm,
-    TaperNorm,
-    taper,
-)
+from tapernorm.norms import Gate, LayerNorm, RMSNorm, TaperNorm, taper
 from tapernorm.schedule import GateSchedule
 from tapernorm.taper import Taper, attach, attach_norms
 from tapernorm.util.rng import generator

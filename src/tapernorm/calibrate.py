@@ -1,4 +1,4 @@
-"""Running means behind the calibration constants c and the scale target s_tgt (method.md sections 4 and 5).
+"""Running means behind the constants c of equation (4) of `taper` and the scale target s_tgt of equation (5).
 
 The forward pass only adds sums over its batch to preallocated buffers. The EMA step, once per
 optimizer step, divides by the count, so neither gradient accumulation nor a second pass under
@@ -79,5 +79,5 @@ def require_training(norms: Mapping[str, Any]) -> None:
 
 
 def least_squares_c(means: torch.Tensor) -> torch.Tensor:
-    """c* = E[||v||^2 / s] / E[||v||^2] from those two means, v = centred h times gamma, s its scale (section 4)."""
+    """Equation (4): c = E[||v gamma||^2 / s] / E[||v gamma||^2], from those two means."""
     return means[0] / means[1]

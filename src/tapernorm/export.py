@@ -22,23 +22,11 @@ from .architectures import logits_of
 from .checkpoints import model_card as modelcard
 from .checkpoints import store
 from .checkpoints.pretrained import load_pretrained
-from .checkpoints.self_check import (
-    CARD,
-    FILE,
-    NEW_CARD,
-    FormFailed,
-    SelfCheck,
-    typical_tokens,
-)
+from .checkpoints.self_check import CARD, FILE, NEW_CARD, FormFailed, SelfCheck, typical_tokens
 from .checkpoints.stock_form import disarmed, refuse_dtype
 from .checkpoints.tokenizer_files import TOKENIZER_FILES
 from .folding import fold, is_folded
-from .util.atomic_files import (
-    remove_partials,
-    sync_folder,
-    unwritable,
-    write_text,
-)
+from .util.atomic_files import remove_partials, sync_folder, unwritable, write_text
 from .util.errors import UserError
 
 Form = Literal["stock", "normfree"]
@@ -84,7 +72,8 @@ def save(
             _save_stock(disarmed(model).to(dtype), new)
             _require_same(new, fold(model)[0].eval(), dtype)
         else:
-            store.save(copy.deepcopy(_folded(model)).to(dtype), new)
+            folded = model if is_folded(model) else fold(model)[0]
+            store.save(copy.deepcopy(folded).to(dtype), new)
         if tokenizer is not None:
             _copy_tokenizer(tokenizer, new)
         loaded = _load(new)
@@ -125,15 +114,6 @@ def check(folder: Path) -> tuple[nn.Module, float]:
 
 def _load(folder: Path) -> nn.Module:
     return store.load(folder) if store.is_ours(folder) else load_pretrained(folder)
-
-
-def _folded(model: nn.Module) -> nn.Module:
-    """The model itself where it is folded already.
-
-    Raises:
-        UserError: there is nothing to fold.
-    """
-    return model if is_folded(model) else fold(model)[0]
 
 
 @torch.no_grad()

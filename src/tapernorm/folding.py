@@ -1,4 +1,4 @@
-"""Folding: at g = 0 a tapered norm is a linear map, and disappears into the next one (method.md section 6).
+"""Folding: at g = 0 a tapered norm is a linear map, and disappears into the next one: equations (6), (7) of `taper`.
 
 Row vectors: x -> x W + b, W (in, out) whatever way round a layer stores it.
 """
@@ -11,31 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .architectures import (
-    Architecture,
-    architecture_of,
-    context_of,
-    has_tied_head,
-    logits_of,
-    untie,
-    vocabulary_of,
-)
+from .architectures import Architecture, architecture_of, context_of, has_tied_head, logits_of, untie, vocabulary_of
 from .attach_checks import require_apart, require_own_weights
 from .checkpoints.save_guard import guard_saving
 from .fold_check import require_foldable
-from .linear_maps import (
-    make_plain,
-    replace,
-    weight64,
-)
-from .norms import (
-    FixedScale,
-    Form,
-    LinearForm,
-    TaperNorm,
-    kind_of,
-    norm_scale,
-)
+from .linear_maps import make_plain, replace, weight64
+from .norms import FixedScale, Form, LinearForm, TaperNorm, kind_of, norm_scale
 from .taper import forget_taper
 from .util.errors import UserError
 from .util.rng import generator

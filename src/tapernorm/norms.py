@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, and their tapered forms (method.md sections 1 and 2).
+"""RMSNorm and LayerNorm, and their tapered forms: equations (1) and (2) of `taper`.
 
 Shapes: h (..., D), gamma, gamma_t, beta (D,), gate value and c scalars.
 
@@ -13,38 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import LayerNorm, RMSNorm
+from torch.nn import LayerNorm as LayerNorm
+from torch.nn import RMSNorm as RMSNorm
 
 from .calibrate import RunningMean, least_squares_c
-from .token_mask import (
-    TokenMask,
-    in_backward,
-    number_of,
-    sum_over,
-)
+from .token_mask import TokenMask, in_backward, number_of, sum_over
 from .util.errors import UserError
 from .util.wide_buffers import WideBuffers
-
-__all__ = [
-    "KINDS",
-    "FixedScale",
-    "Form",
-    "Gate",
-    "Kind",
-    "LayerNorm",
-    "LinearForm",
-    "RMSNorm",
-    "TaperLayerNorm",
-    "TaperNorm",
-    "TaperRMSNorm",
-    "gain_of",
-    "is_norm",
-    "kind_of",
-    "norm_scale",
-    "require_taperable",
-    "taper",
-    "untaper",
-]
 
 
 @dataclass(frozen=True)
@@ -166,9 +141,9 @@ def norm_scale(norm: nn.Module, h: Tensor) -> Tensor:
 
 
 class TaperNorm(WideBuffers):
-    """The tapered form of any norm; mixed in before the norm's own class, whose forward runs at g = 1.
+    """Equation (2) for any norm: g Norm(h) + (1 - g) (c v gamma_t (+ beta)), v = h or h - mean(h).
 
-    g * Norm(h) + (1 - g) * (c * (h or h - mean(h)) * gamma_t (+ beta))
+    Mixed in before the norm's own class, whose forward runs at g = 1.
     """
 
     weight: nn.Parameter  # gamma, or gamma - 1 where the class says so
@@ -176,11 +151,6 @@ class TaperNorm(WideBuffers):
     c: Tensor  # () scale of the linear branch; NaN until calibrated
     gate: Gate
     statistics: RunningMean  # means of ||v||^2 / s and ||v||^2, v = centred h * gamma
-
-    @property
-    def gain_offset(self) -> int:
-        """gamma less the weight."""
-        return kind_of(self).gain_offset
 
     def coefficient(self) -> Tensor:
         """c * gamma_t, (D,): the diagonal of the linear map."""
@@ -228,7 +198,7 @@ class TaperNorm(WideBuffers):
         self.statistics.add(sums, number_of(energy, counted))
 
     def best_c(self) -> Tensor:
-        """c*, a scalar, from the statistics (section 4).
+        """c of equation (4), a scalar, from the statistics.
 
         Raises:
             UserError: none were collected, or they are not finite.

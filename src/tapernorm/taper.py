@@ -1,4 +1,16 @@
-"""Attach the gate to a model and drive it through a taper (method.md sections 2-5).
+"""Attach the gate to a model and drive it through a taper: the method of arXiv 2602.10408.
+
+With v = h and s = sqrt(mean(h^2) + eps) in an RMSNorm, v = h - mean(h) and s = sqrt(mean(v^2) + eps) in a LayerNorm:
+
+    (1)  Norm(h)     = v / s * gamma (+ beta)
+    (2)  Taper(h; g) = g Norm(h) + (1 - g) (c v * gamma_t (+ beta))                             norms.py
+    (3)  g(k)        = 1, then (1 + cos(pi (k - k_start) / (k_end - k_start))) / 2, then 0      schedule.py
+    (4)  c           = E[||v * gamma||^2 / s] / E[||v * gamma||^2], gamma_t = gamma, at k_start  calibrate.py
+    (5)  L           = cross-entropy + lambda E[(s - s_tgt)^2], s before the final norm          scale_loss.py
+    (6)  W'          = c diag(gamma_t) W, centred over its inputs for a LayerNorm                folding.py
+    (7)  b'          = b (+ beta W)
+
+The numbers are this package's own; docstrings refer to them.
 
 taper = attach(model, schedule=GateSchedule(start=50, end=1000), anchor_weight=0.1)
 for k, batch in enumerate(batches):

@@ -18,12 +18,7 @@ from tiny_models import CASES, ReferenceNorm, exact, gated, judge, tiny
 from torch import nn
 
 from tapernorm import folding
-from tapernorm.architectures import (
-    ARCHITECTURES,
-    architecture_of,
-    has_tied_head,
-    logits_of,
-)
+from tapernorm.architectures import ARCHITECTURES, architecture_of, has_tied_head, logits_of
 from tapernorm.folding import fold
 from tapernorm.norms import TaperNorm, gain_of, kind_of
 from tapernorm.taper import attach

@@ -23,14 +23,7 @@ from tapernorm import folding
 from tapernorm.architectures import ARCHITECTURES, architecture_of
 from tapernorm.folding import fold
 from tapernorm.models.decoder import Decoder
-from tapernorm.norms import (
-    FixedScale,
-    Gate,
-    LayerNorm,
-    LinearForm,
-    RMSNorm,
-    TaperNorm,
-)
+from tapernorm.norms import FixedScale, Gate, LayerNorm, LinearForm, RMSNorm, TaperNorm
 from tapernorm.scale_loss import ScaleProbe
 from tapernorm.taper import attach, taper_of
 from tapernorm.util.errors import UserError

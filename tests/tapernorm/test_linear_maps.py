@@ -10,15 +10,7 @@ from builders import close, normal
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from tapernorm.linear_maps import (
-    give_bias,
-    is_like_linear,
-    is_linear,
-    is_split,
-    make_plain,
-    replace,
-    weight64,
-)
+from tapernorm.linear_maps import give_bias, is_like_linear, is_linear, is_split, make_plain, replace, weight64
 from tapernorm_lab.models.fakeln_norms import SplitConv1D
 
 IN, OUT = 5, 15  # of a split map, OUT is three times IN

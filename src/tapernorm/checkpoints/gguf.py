@@ -5,9 +5,10 @@ The three architectures below are read, and a file that says of itself what has 
 rotary embedding that is left out gives a model that still speaks.
 
 Reading needs transformers alone, and runs nothing but its own code on the CPU. transformers' own reader,
-`from_pretrained(gguf_file=...)`, gives the same weights for a whole file, and needs the package gguf. It cannot stand
-in for this one (5.24): without a word it drops a rotary scaling, and fills weights that the file lacks with fresh ones.
-It cuts text by GPT-2's rule where the file names SmolLM's or an unknown one, and marks its model as packed.
+`from_pretrained(gguf_file=...)`, gives the same weights for a whole file, and needs gguf and accelerate. It cannot
+stand in for this one (5.24): without a word it drops a rotary scaling, and makes up weights that the file lacks. It
+cuts text by GPT-2's rule where the file names SmolLM's or an unknown one, and marks its model as packed. What is used
+of it here are its header and its unpacking of blocks.
 """
 
 import re
@@ -26,6 +27,7 @@ from .base_config import UnusableWeights, build
 from .store import blank
 
 SUFFIX = ".gguf"
+_UNK = "unk_token"
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _FIELDS = {  # a key of the file, behind its architecture's name -> the config's field
     "attention.head_count": "num_attention_heads",
@@ -38,7 +40,6 @@ _FIELDS = {  # a key of the file, behind its architecture's name -> the config's
     "feed_forward_length": "intermediate_size",
 }
 _ELSEWHERE = {"attention.value_length", "rope.dimension_count", "rope.freq_base", "vocab_size"}  # read or implied below
-_IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 _NAMES = {  # a tensor of the file -> the model's
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -55,13 +56,14 @@ _NAMES = {  # a tensor of the file -> the model's
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_MARKS = {  # which ids are what
+_MARKS = {  # a key of the tokenizer in a file -> the mark whose id it is
     "bos_token_id": "bos_token",
     "eos_token_id": "eos_token",
-    "unknown_token_id": "unk_token",
+    "unknown_token_id": _UNK,
     "padding_token_id": "pad_token",
 }
 _CONTROL, _USER_DEFINED = 3, 4  # of the kinds of token
+_CUTS = ("gpt-2", "smollm", "qwen2")  # rules by which text is cut before it is encoded
 _AS_FOLDER = "give the model as a folder of transformers"
 _TENSOR = re.compile(r"(?:blk\.(?P<block>\d+)\.)?(?P<name>\w+)\.(?P<kind>weight|bias)")
 _DAMAGES = (ValueError, KeyError, IndexError, OverflowError, struct.error)  # what the reader meets in a damaged header
@@ -160,7 +162,7 @@ def tokenizer_of_gguf(path: Path) -> Any:
     tokens = said["tokens"]
     merges = [tuple(merge.split(" ")) for merge in said["merges"]]
     backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    backend.normalizer, backend.pre_tokenizer = _CUTS[said["pre"]]()
+    backend.normalizer, backend.pre_tokenizer = _cut_by(said["pre"])
     backend.decoder = decoders.ByteLevel()
     kinds = list(zip(tokens, said["token_type"], strict=True))
     backend.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == _CONTROL])
@@ -171,31 +173,18 @@ def tokenizer_of_gguf(path: Path) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **marks, **options, **template)
 
 
-def _plain() -> tuple[Any, Any]:
-    """GPT-2's own rule: (normalizer, pre-tokenizer)."""
-    from tokenizers import pre_tokenizers
-
-    return None, pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _digits() -> tuple[Any, Any]:
-    """The same, each digit alone."""
-    from tokenizers import pre_tokenizers
-
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return None, pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-
-
-def _qwen2() -> tuple[Any, Any]:
+def _cut_by(rule: str) -> tuple[Any, Any]:
+    """(normalizer, pre-tokenizer) of one of `_CUTS`: GPT-2's own, the same with each digit alone, Qwen2's."""
     from tokenizers import Regex, normalizers, pre_tokenizers
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule != "qwen2")
+    if rule == "gpt-2":
+        return None, spell
+    if rule == "smollm":
+        return None, pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), spell])
     cut = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated")
-    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return normalizers.NFC(), pre_tokenizers.Sequence([cut, spell])
-
-
-_CUTS = {"gpt-2": _plain, "smollm": _digits, "qwen2": _qwen2}
 
 
 def _config(file: _File) -> tuple[type, Any]:
@@ -233,7 +222,7 @@ def _described(file: _File) -> tuple[type, Any]:
         values |= {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
     return made, made.config_class(
         **values,
-        **{field: file.metadata.get(f"tokenizer.ggml.{key}") for key, field in _IDS.items()},
+        **{f"{mark}_id": file.metadata.get(f"tokenizer.ggml.{key}") for key, mark in _MARKS.items() if mark != _UNK},
         architectures=[name],
         rope_parameters={"rope_type": "default", "rope_theta": own.get("rope.freq_base", 10_000.0)},
         tie_word_embeddings="output.weight" not in shapes,

@@ -15,18 +15,8 @@ from ..architectures import has_tied_head
 from ..util.atomic_files import sha256_of
 from ..util.errors import UserError
 from ..util.hashing import digest
-from .base_config import (
-    UnusableWeights,
-    build,
-    read_config,
-    require_norms,
-)
-from .gguf import (
-    config_of_gguf,
-    is_gguf,
-    licence_of_gguf,
-    load_gguf,
-)
+from .base_config import UnusableWeights, build, read_config, require_norms
+from .gguf import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
 from .tokenizer_files import TOKENIZER_FILES
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # of a repository of the hub: all but weights

@@ -82,5 +82,5 @@ def disarmed(model: nn.Module) -> nn.Module:
         plain = stock.get_submodule(name)
         if getattr(plain, kind_of(plain).eps) != EPS:
             raise FormFailed(f"this model has no stock form: {name} does not read the config's eps; {_REMEDY}")
-        plain.weight.copy_(norm.linear_form().coefficient * math.sqrt(EPS) - norm.gain_offset)
+        plain.weight.copy_(norm.linear_form().coefficient * math.sqrt(EPS) - kind_of(plain).gain_offset)
     return stock.eval()

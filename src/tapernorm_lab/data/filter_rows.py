@@ -1,6 +1,6 @@
 """The filter of evaluation rows: a row that holds a token which another text never holds is dropped.
 
-What is left asks a model for nothing but tokens that it can have met (method.md section 11: The Pile-filtered). Which
+What is left asks a model for nothing but tokens that it can have met (The Pile-filtered of the paper). Which
 text a token must occur in is a choice: a whole training split, or so many rows drawn from it.
 """
 

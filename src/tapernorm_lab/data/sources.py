@@ -118,8 +118,8 @@ def _tinystories(data: DataConfig) -> Source:
 def _openwebtext(data: DataConfig) -> Source:
     """OpenWebText in the split that earlier work on GPT-2 drew, so that what it held out stays held out here.
 
-    The split is `datasets`' own: 0.05 % of the documents, shuffled with seed 2357, in the order of the data set
-    (method.md section 11). It comes from the hub, or from local Parquet files in the order given.
+    The split is `datasets`' own: 0.05 % of the documents, shuffled with seed 2357, in the order of the data set.
+    It comes from the hub, or from local Parquet files in the order given.
     """
     found = Rows.of_files(parquet_files(data.files), _FIELD) if data.files else _openwebtext_of_hub()
     rows = found.rows

@@ -16,12 +16,7 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 from tapernorm_lab.config.jobs import CorpusJob
 from tapernorm_lab.data import corpus as corpora
-from tapernorm_lab.data.corpus import (
-    SPLITS,
-    build_corpus,
-    read_documents,
-    split_of,
-)
+from tapernorm_lab.data.corpus import SPLITS, build_corpus, read_documents, split_of
 from tapernorm_lab.data.sources import Source, Split
 
 

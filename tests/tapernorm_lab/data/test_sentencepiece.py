@@ -17,12 +17,7 @@ from tapernorm.util.hashing import digest
 from tapernorm_lab.config.jobs import TokenizerJob
 from tapernorm_lab.config.sections import TokenizerConfig
 from tapernorm_lab.data.corpus import read_documents
-from tapernorm_lab.data.sentencepiece import (
-    SPACE_MARK,
-    Tokenizer,
-    sample,
-    train_tokenizer,
-)
+from tapernorm_lab.data.sentencepiece import SPACE_MARK, Tokenizer, sample, train_tokenizer
 
 PROSE = [f"Story {i}: the {('cat', 'dog', 'owl', 'fox')[i % 4]} ran.\n\nIt hid." for i in range(40)]
 NASTY = (
