@@ -11,7 +11,7 @@ from builders import KINDS, array, close, normal, observe, plain_norm, snapshot,
 from scipy.optimize import minimize_scalar
 from torch.utils.checkpoint import checkpoint
 
-from tapernorm.calibrate import RunningMean, least_squares_c
+from tapernorm.calibrate import RunningMean
 from tapernorm.norms import Gate, taper
 from tapernorm.util.errors import UserError
 from tapernorm_lab.training.validation_loss import evaluate
@@ -85,10 +85,6 @@ def test_one_hot_position_weighs_as_one_token_and_lands_on_no_channel(kind):
     assert norm.statistics.ema.shape == (2,)
 
 
-def test_least_squares_c_is_the_ratio_of_numerator_to_denominator():
-    assert least_squares_c(torch.tensor([3.0, 4.0])).item() == 0.75
-
-
 # Running means
 
 
@@ -123,10 +119,6 @@ def test_an_update_without_additions_changes_nothing():
     before = snapshot(dict(mean.named_buffers()))
     mean.update()
     assert snapshot(dict(mean.named_buffers())) == before
-
-
-def test_before_the_first_update_the_value_is_not_a_number():
-    assert running().value().isnan().all()
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])

@@ -64,14 +64,6 @@ def test_what_is_written_is_what_is_then_computed(make, dtype):
     assert close(layer.double()(x), x @ weight.to(dtype).double() + layer.bias)
 
 
-@every_map
-def test_without_a_shift_the_bias_stays(make):
-    layer = make()
-    bias = layer.bias
-    replace(layer, normal(IN, OUT, seed=3), None)
-    assert layer.bias is bias
-
-
 @pytest.mark.parametrize("trained", [True, False])
 def test_what_shares_the_old_weight_keeps_it_and_the_new_one_trains_as_it_did(trained):
     layer = linear().requires_grad_(trained)

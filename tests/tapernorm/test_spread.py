@@ -130,11 +130,6 @@ def test_the_model_stays_as_it_was(norm):
     assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
 
 
-def test_the_batch_changes_nothing():
-    model, rows = decoder(), rows_of()
-    assert spread.measure(model, rows, batch=1) == spread.measure(model, rows, batch=5)
-
-
 def marked(factor, places, rows):
     """A decoder in which one token's embedding is `factor` times as large as the others, and rows that hold it."""
     model = decoder()

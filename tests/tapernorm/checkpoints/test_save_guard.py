@@ -14,7 +14,6 @@ from builders import snapshot, tokens
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from tiny_models import gated, tiny
-from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tapernorm.architectures import ARCHITECTURES, logits_of
@@ -255,17 +254,3 @@ def train(folder, *, resume=None):
         driver.load_state_dict(torch.load(resume / "taper.pt", weights_only=True))
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return model
-
-
-def test_the_trainer_saves_checkpoints_and_goes_on_from_them(tmp_path):
-    whole = train(tmp_path / "whole")
-    checkpoint = tmp_path / "whole" / "checkpoint-3"
-    assert (checkpoint / "model.safetensors").is_file()
-    resumed = train(tmp_path / "resumed", resume=checkpoint)
-    assert snapshot(resumed.state_dict()) == snapshot(whole.state_dict())
-    fresh = tiny("qwen2", dtype=torch.float32)
-    assert not torch.equal(whole.model.norm.weight, fresh.model.norm.weight)
-    folded, _ = fold(whole)
-    assert isinstance(folded.model.layers[0].input_layernorm, nn.Identity)
-    expected = logits_of(whole.eval(), tokens())
-    assert builders.close(logits_of(folded.eval(), tokens()), expected, 1e-5)

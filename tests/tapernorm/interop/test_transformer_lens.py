@@ -156,16 +156,6 @@ def test_by_itself_transformer_lens_normalises_by_an_explicit_scale_in_silence()
     assert not builders.close(as_theirs(folded)(tokens), logits_of(folded, tokens), 0.1)
 
 
-def test_by_itself_transformer_lens_shows_scales_that_are_not_there():
-    folded, tokens = folded_model("llama", "unfused"), builders.tokens()
-    scales = {}
-    for who, lens in {"theirs": as_theirs(folded), "ours": interop.transformer_lens(folded)}.items():
-        scales[who] = lens.run_with_cache(tokens)[1]["blocks.1.ln2.hook_scale"]
-    ones = torch.ones(*tokens.shape, 1)
-    assert torch.equal(scales["ours"], ones)
-    assert not builders.close(scales["theirs"], ones, 0.1)
-
-
 def test_by_itself_transformer_lens_does_not_run_a_fused_fold():
     with pytest.raises(AttributeError, match="'NormalizationBridge' object has no attribute 'weight'"):
         as_theirs(folded_model("gpt2"))(builders.tokens())

@@ -7,12 +7,6 @@ from tapernorm.util.errors import UserError
 from tapernorm_lab.data.manifest import SCHEMA_VERSION, read_manifest
 
 
-def test_a_manifest_comes_back_as_written(tmp_path: Path) -> None:
-    written = {"schema_version": SCHEMA_VERSION, "kind": "corpus", "source": "web"}
-    (tmp_path / "manifest.json").write_text(json.dumps(written))
-    assert read_manifest(tmp_path, "corpus") == written
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -76,11 +76,6 @@ def test_a_corpus_takes_the_first_training_documents_and_all_validation(shards: 
     assert [Path(file["path"]).name for file in details["files"]] == [path.name for path in shards]
 
 
-def test_a_null_is_an_empty_document(tmp_path: Path) -> None:
-    found = documents_of(parquet(tmp_path / "a.parquet", ["a", None, "b", None]))
-    assert sorted(text for _, text in found) == ["", "", "a", "b"]
-
-
 def test_the_hub_is_asked_for_data_alone_and_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -99,18 +94,6 @@ def test_the_hub_is_asked_for_data_alone_and_for_all_of_it(monkeypatch: pytest.M
     assert asked == [expected, expected]
 
 
-def test_no_network_says_how_to_use_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*_: object, **__: object) -> None:
-        raise ConnectionError("Couldn't reach the Hub")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(UserError) as raised:
-        open_source(data_config("openwebtext"))
-    assert all(
-        word in str(raised.value) for word in ("Skylion007/openwebtext", "Couldn't reach", "folder in data.files")
-    )
-
-
 def test_files_that_are_no_such_data_set_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 rows with columns text; .* at least two"):
         documents_of(parquet(tmp_path / "one.parquet", ["a"]))
@@ -125,12 +108,3 @@ def test_files_that_are_no_such_data_set_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="matches no file"):
         documents_of(tmp_path / "empty")
-
-
-def test_a_damaged_shard_is_named_with_its_row(shards: list[Path]) -> None:
-    column = pyarrow.parquet.read_metadata(shards[1]).row_group(0).column(0)
-    raw = bytearray(shards[1].read_bytes())
-    raw[column.data_page_offset] ^= 0xFF
-    shards[1].write_bytes(raw)
-    with pytest.raises(UserError, match=r"train-1.parquet is damaged between row 0 and"):
-        documents_of(*shards)

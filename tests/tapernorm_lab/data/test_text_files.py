@@ -10,13 +10,10 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from places import ROOT
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.data import text_files as textfiles
 from tapernorm_lab.data.text_files import SEPARATOR, documents_of, find_files
-
-TINYSTORIES = ROOT.parent / "shared/data/tinystories/valid.txt"
 
 
 def read(path: Path, field: str = "text") -> list[str]:
@@ -71,16 +68,6 @@ def test_txt_written_with_separators_reads_back(
         assert read(path) == documents
 
 
-def test_real_tinystories_agree_with_a_plain_split() -> None:
-    if not TINYSTORIES.is_file():
-        pytest.skip(f"{TINYSTORIES} is not there")
-    plain = [text.strip("\n") for text in TINYSTORIES.read_text(encoding="utf-8").split(SEPARATOR)]
-    documents = read(TINYSTORIES)
-    assert [text.strip("\n") for text in documents] == plain[: len(documents)]
-    assert len(documents) > 1000
-    assert not any(plain[len(documents) :])
-
-
 # --- .jsonl ---
 
 
@@ -108,12 +95,6 @@ def test_a_bad_json_line_is_named(tmp_path: Path, line: str, words: list[str]) -
     with pytest.raises(UserError) as raised:
         read(file_with(tmp_path / "a.jsonl", f'{{"text": "fine"}}\n\n{line}\n'))
     assert all(word in str(raised.value) for word in words)
-
-
-def test_a_null_is_an_empty_document(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": text}) for text in ("a", None, "b")]
-    assert read(file_with(tmp_path / "a.jsonl", "\n".join(lines))) == ["a", "", "b"]
-    assert read(parquet_with(tmp_path / "a.parquet", ["a", None, "b"])) == ["a", "", "b"]
 
 
 # --- .parquet ---
