@@ -140,18 +140,12 @@ def test_gamma_t_starts_as_the_gain_that_the_class_applies(name):
         assert close(norm.weight, gain, 1e-6) == (name != "gemma")
 
 
-def keep(seen, name, norm, args):
-    seen[name] = args[0].detach()
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma", "gpt_neox"])
 def test_statistics_and_constants_follow_the_reference(name):
     model = tiny(name)
     driver = attach(model, ema_rate=1.0)
-    seen = {}
-    for n in driver.swapped:
-        model.get_submodule(n).register_forward_pre_hook(partial(keep, seen, n))
     model.train()
+    seen = builders.inputs_of(model, driver.swapped, tokens())
     with driver.observe():
         logits_of(model, tokens())
     with torch.no_grad():
@@ -161,8 +155,7 @@ def test_statistics_and_constants_follow_the_reference(name):
     for n in driver.swapped:
         norm = model.get_submodule(n)
         judged = ReferenceNorm(norm)
-        h, gamma = array(seen[n]), array(judged.gamma)
-        top, bottom = reference.calibration_means(h, gamma, judged.eps, layer_norm=judged.centre)
+        top, bottom = reference.calibration_means(seen[n], array(judged.gamma), judged.eps, layer_norm=judged.centre)
         assert norm.c.item() == pytest.approx(top / bottom, rel=1e-12)
         assert torch.equal(norm.gamma_t, judged.gamma)
 

@@ -28,26 +28,11 @@ def running(rate=0.1, size=2, dtype=torch.float64):
     return RunningMean(size, rate, dtype=dtype, device=torch.device("cpu"))
 
 
-def hidden_states(model, batch):
-    """Input of every norm in SITES, as NumPy arrays (B, T, D)."""
-    seen = {}
-
-    def keep(name):
-        return lambda _, args: seen.update({name: args[0]})
-
-    hooks = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in SITES]
-    with torch.no_grad():
-        model(batch)
-    for hook in hooks:
-        hook.remove()
-    return {name: array(h) for name, h in seen.items()}
-
-
 def expected_means(model, batch):
     layer_norm = model.config.norm == "layernorm"
     return {
         name: reference.calibration_means(h, array(model.get_submodule(name).weight), 1e-5, layer_norm=layer_norm)
-        for name, h in hidden_states(model, batch).items()
+        for name, h in builders.inputs_of(model, SITES, batch).items()
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from builders import NORMS, array, close, normal, observe, snapshot, tokens
+from builders import NORMS, array, close, inputs_of, normal, observe, snapshot, tokens
 
 from tapernorm.level_loss import level_loss
 from tapernorm.norms import LayerNorm
@@ -16,24 +16,6 @@ from tapernorm.taper import forget_taper, taper_of
 from tapernorm.util.errors import UserError
 
 WEIGHT = 0.3
-
-
-def inputs_of(model, names, batch):
-    """What each norm gets in one forward pass, NumPy (B, T, D)."""
-    seen = {}
-
-    def keep(name):
-        def hook(_, args):
-            seen[name] = array(args[0])
-
-        return hook
-
-    hooks = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in names]
-    with torch.no_grad():
-        model(batch)
-    for hook in hooks:
-        hook.remove()
-    return seen
 
 
 def logs_of(model, driver, batch):

@@ -18,12 +18,8 @@ WEIGHT = 0.3
 
 def hidden(model, batch):
     """The pre-logit residual stream, a leaf."""
-    seen = []
-    hook = model.model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with torch.no_grad():
-        model(batch)
-    hook.remove()
-    return seen[0].detach().requires_grad_()
+    h = builders.inputs_of(model, ["model.norm"], batch)["model.norm"]
+    return torch.tensor(h, dtype=next(model.parameters()).dtype, requires_grad=True)
 
 
 def head(model, h):

@@ -168,15 +168,6 @@ def test_a_detached_taper_refuses_to_drive():
             call()
 
 
-def test_a_copy_is_detached_alone():
-    model, driver = builders.attached()
-    copied = copy.deepcopy(model)
-    taper_of(copied).detach()
-    assert taper_of(model) is driver
-    assert len(tapered_norms(model)) == 4
-    assert not tapered_norms(copied)
-
-
 # Schedule and calibration
 
 
@@ -195,18 +186,6 @@ def test_set_step_follows_the_schedule_and_calibrates_at_its_start():
         assert driver.calibrated == (k >= SCHEDULE.start)
         expected = Form.OBSERVE if k < SCHEDULE.start else Form.MIX if k < SCHEDULE.end else Form.LINEAR
         assert {norm.gate.form for norm in tapered_norms(model).values()} == {expected}
-
-
-def test_the_first_step_of_the_taper_mixes_at_a_gate_of_exactly_one():
-    model, driver = builders.attached(dtype=torch.float32)
-    for k in range(SCHEDULE.start):
-        train_step(model, driver, k)
-    driver.set_step(SCHEDULE.start)
-    norm = model.model.layers[0].input_layernorm
-    assert driver.gate.item() == 1.0
-    assert norm.gate.form is Form.MIX
-    model(tokens()).sum().backward()
-    assert torch.equal(norm.gamma_t.grad, torch.zeros(12))  # in the graph, with a share of zero
 
 
 @pytest.mark.parametrize("late", [SCHEDULE.start, SCHEDULE.start + 2, SCHEDULE.end, SCHEDULE.end + 50])
@@ -340,17 +319,6 @@ def test_the_gate_of_a_copy_leaves_the_original_alone(move):
     copied(tokens())
     driver.set_gate(1.0)
     assert taper_of(copied).gate.item() == 0.0
-
-
-def test_a_copy_observes_and_calibrates_by_itself():
-    model, driver = builders.attached()
-    copied = copy.deepcopy(model)
-    observe(copied, taper_of(copied), tokens())
-    taper_of(copied).set_step(SCHEDULE.start)
-    assert taper_of(copied).calibrated
-    assert not taper_of(copied).scale_target.isnan()
-    assert not driver.calibrated
-    assert driver.scale_target.isnan()
 
 
 def test_a_model_is_copied_right_after_a_training_pass():
