@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from writing import corpus_with
 
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
@@ -29,20 +30,6 @@ class ByteTokenizer:
 
 def job(context: int = 5, block_documents: int | None = None, max_rows: int | None = None) -> BlocksJob:
     return BlocksJob(context=context, block_documents=block_documents, max_rows=max_rows)
-
-
-def corpus_with(folder: Path, **splits: list[str]) -> Path:
-    """A corpus folder written by hand."""
-    folder.mkdir(parents=True)
-    entries = {}
-    for split in ("train", "valid"):
-        texts = splits.get(split, [])
-        raw = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-        (folder / f"{split}.jsonl").write_bytes(raw)
-        size = sum(len(text.encode()) for text in texts)
-        entries[split] = {"documents": len(texts), "bytes": size, "sha256": hashlib.sha256(raw).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "kind": "corpus", "splits": entries}))
-    return folder
 
 
 def cut(documents: list[list[int]], eod: int, context: int, group: int | None) -> list[list[int]]:

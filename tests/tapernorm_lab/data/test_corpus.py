@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from writing import data_config
+from writing import data_config, parquet_with
 
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
@@ -333,8 +331,7 @@ def test_a_null_is_dropped_and_counted_as_empty_in_every_format(
     texts = [None, *(f"Story {i}" for i in range(30)), None]
     jsonl = tmp_path / "a.jsonl"
     jsonl.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    parquet = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), parquet)
+    parquet = parquet_with(tmp_path / "a.parquet", text=texts)
     rows = {"train": texts, "validation": [None, "One", None]}
     hub = {name: datasets.Dataset.from_dict({"text": column}) for name, column in rows.items()}
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, split, **__: hub[split])
