@@ -18,7 +18,7 @@ from .util.wide_buffers import WideBuffers
 class RunningMean(WideBuffers):
     """Bias-corrected EMA of batch means of `size` quantities, kept in float32 or wider.
 
-    ema <- (1 - m) ema + m mean(batch), from 0; `value()` is ema / (1 - (1 - m)^n) after n updates.
+    ema <- (1 - m) ema + m mean(batch), from 0;   value = ema / (1 - (1 - m)^n) after n updates
     """
 
     sums: torch.Tensor  # (size,) over the current optimizer step

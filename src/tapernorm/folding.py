@@ -78,10 +78,15 @@ class FoldReport:
 def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
     """A copy of `model` without its tapered norms, computing the same function; `model` stays as it is.
 
-    fused: W' = c diag(gamma_t) W for an RMSNorm, W' = c (I - 11^T/d) diag(gamma_t) W and b' = b + beta W for a
-    LayerNorm, in float64 and cast once; no module is left of the norm. Otherwise the map stays as an explicit
-    `FixedScale`. A tied head is untied before the final norm goes into it: the embedding stays as it is. FakeLN's
-    norms fold alike, with 1 / sigma_bar for c and gamma for gamma_t.
+        W' = c diag(gamma_t) W                              (6), RMSNorm
+        W' = c (I - 11^T/d) diag(gamma_t) W                 (6), LayerNorm
+        b' = b + beta W                                     (7), LayerNorm
+
+    In float64, and cast once. A tied head is untied before the final norm goes into it: the embedding stays as it is.
+    FakeLN's norms fold alike, with 1 / sigma_bar for c and gamma for gamma_t.
+
+    Args:
+        fused: into the linear maps, which leaves no module of the norm; False: the map stays, as a `FixedScale`.
 
     Raises:
         UserError: nothing tapered, folded already, gate not 0, not calibrated, or a norm that cannot be folded
@@ -159,9 +164,9 @@ def _form(norm: nn.Module, consumer: nn.Module) -> LinearForm:
 
 
 def _fold_into(layer: nn.Module, form: LinearForm) -> None:
-    """Replace layer(norm(h)) by layer(h); float64 inside, cast once. What shared the old weight keeps it."""
+    """Equations (6) and (7): layer(norm(h)) becomes layer(h). What shared the old weight keeps it."""
     weight = weight64(layer)  # (in, out)
-    scaled = form.coefficient[:, None] * weight
+    scaled = form.coefficient[:, None] * weight  # c diag(gamma_t) W
     if form.output_scale is not None:
         scaled = scaled * form.output_scale
     if form.centre:

@@ -163,7 +163,7 @@ class TaperNorm(WideBuffers):
         return LinearForm(coefficient, kind_of(self).centres, None if beta is None else beta.detach().double())
 
     def linear(self, h: Tensor) -> Tensor:
-        """The g = 0 map of h (..., D): c * (h or h - mean(h)) * gamma_t (+ beta)."""
+        """The g = 0 map of h (..., D): c v gamma_t (+ beta)."""
         scaled = centred(self, h) * self.coefficient().to(h.dtype)
         beta: Any = getattr(self, "bias", None)
         return scaled if beta is None else scaled + beta.to(h.dtype)
@@ -178,6 +178,7 @@ class TaperNorm(WideBuffers):
                 self._collect(h.detach())
             return standard
         wide = torch.promote_types(h.dtype, torch.float32)  # a bf16 gate would round to 1 well before it is
+        # (1 - g) linear + g standard
         return torch.lerp(self.linear(h).to(wide), standard.to(wide), gate.value.to(wide)).to(standard.dtype)
 
     def counted(self, h: Tensor) -> Tensor | None:
@@ -192,7 +193,7 @@ class TaperNorm(WideBuffers):
         self._add(h.to(self.statistics.sums.dtype), counted)
 
     def _add(self, h: Tensor, counted: Tensor | None) -> None:
-        """Add the tokens of h (..., D) that count to the statistics."""
+        """Add the tokens of h (..., D) that count to the statistics: the two means of equation (4)."""
         energy = (centred(self, h) * gain_of(self)).square().sum(-1, keepdim=True)  # (..., 1) of ||v||^2
         sums = torch.stack([sum_over(energy / norm_scale(self, h), counted), sum_over(energy, counted)])
         self.statistics.add(sums, number_of(energy, counted))

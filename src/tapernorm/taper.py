@@ -222,7 +222,7 @@ class Taper:
         self._gate.set(value, Form.MIX if tapering and value > 0 else None)
 
     def calibrate(self) -> None:
-        """Freeze c <- c*, gamma_t <- gamma and s_tgt from what was observed at g = 1.
+        """Equation (4), and the target of (5): freeze c, gamma_t = gamma and s_tgt from what was observed at g = 1.
 
         Raises:
             UserError: nothing was observed, or it was not finite.
@@ -272,7 +272,7 @@ class Taper:
                 mean.forget()
 
     def anchor_loss(self) -> Tensor:
-        """lambda E[(s - s_tgt)^2] over the last forward pass, a scalar; 0 before the taper starts or at lambda = 0.
+        """lambda E[(s - s_tgt)^2] of the last forward pass (5), a scalar; 0 before the taper starts or at lambda = 0.
 
         With a level weight, the level loss is added, from the first step on. Pure: it changes nothing, and as often
         as it is called after a pass, its value is the same.

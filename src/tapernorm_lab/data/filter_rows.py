@@ -37,7 +37,9 @@ def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, 
     source, text = Blocks.open(rows, "valid"), Blocks.open(seen, "train")
     _require_one_tokenizer(source, text, rows, seen)
     vocab_size = source.manifest["vocab_size"]
-    known = _counts(_drawn(text, job.seen_rows, seen), vocab_size) > 0  # (V,)
+    known = torch.zeros(vocab_size, dtype=torch.bool)  # (V,)
+    for chunk in _drawn(text, job.seen_rows, seen):
+        known[chunk.to(torch.int64).flatten()] = True
     kept, dropped_by = 0, torch.zeros(vocab_size, dtype=torch.int64)
     with whole_files(out, "valid.bin") as files:
         with open(files["valid.bin"], "wb") as file:
@@ -89,14 +91,6 @@ def _drawn(text: Blocks, count: int | None, seen: Path) -> Iterator[Tensor]:
 
 def _chunks(rows: Tensor) -> Iterator[Tensor]:
     return iter(rows.split(max(_IDS // rows.shape[1], 1)))
-
-
-def _counts(chunks: Iterator[Tensor], vocab_size: int) -> Tensor:
-    """(V,): how often each id occurs."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for chunk in chunks:
-        counts += torch.bincount(chunk.to(torch.int64).flatten(), minlength=vocab_size)
-    return counts
 
 
 def _rows_with(chunk: Tensor, vocab_size: int) -> Tensor:
