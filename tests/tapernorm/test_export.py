@@ -407,23 +407,14 @@ def test_an_export_is_removed_with_its_folder_where_nothing_else_is_in_it(tmp_pa
     export.remove(tmp_path / "out")
 
 
-def test_a_full_disk_leaves_the_earlier_export(tmp_path, monkeypatch):
-    folder = tmp_path / "out"
-    export.save(narrow("gpt2"), folder)
-
+def full_disk(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SelfCheck, "write", full)
-    with refused("disk is full"):
-        export.save(narrow("llama"), folder)
-    assert type(tapernorm.load(folder)).__name__ == "GPT2LMHeadModel"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_that_cannot_take_its_place_leaves_the_earlier_export(tmp_path, monkeypatch):
-    folder = tmp_path / "out"
-    export.save(narrow("gpt2"), folder)
+def no_rename(monkeypatch):
     stock_replace = os.replace
 
     def refuse(source, target):
@@ -432,9 +423,15 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_earlier_export(tmp_path,
         stock_replace(source, target)
 
     monkeypatch.setattr(os, "replace", refuse)
-    with refused("permission denied"):
-        export.save(narrow("llama"), folder)
-    assert type(tapernorm.load(folder)).__name__ == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(("fail", "word"), [(full_disk, "disk is full"), (no_rename, "permission denied")])
+def test_an_export_that_cannot_be_written_leaves_the_earlier_one(fail, word, tmp_path, monkeypatch):
+    export.save(narrow("gpt2"), tmp_path / "out")
+    fail(monkeypatch)
+    with refused(word):
+        export.save(narrow("llama"), tmp_path / "out")
+    assert type(tapernorm.load(tmp_path / "out")).__name__ == "GPT2LMHeadModel"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -481,23 +478,6 @@ def test_the_card_tells_what_it_is_and_where_it_comes_from(form, tmp_path):
     assert "| held-out | after | 0.8750 | not finite |" in body
     assert ("eps lives in config.json" in body) == (form == "stock")
     assert ("from_pretrained" in body, "tapernorm.load" in body) == (form == "stock", form == "normfree")
-
-
-def test_a_card_names_no_base_of_the_hub_and_no_licence_where_none_is_known(tmp_path):
-    export.save(
-        narrow("llama"), tmp_path / "out", story=replace(STORY, base="my-model", base_commit=None, licence=None)
-    )
-    card = (tmp_path / "out/README.md").read_text()
-    assert "base_model:" not in card
-    assert "license:" not in card
-    assert "- base: my-model\n- licence of the base: not stated" in card
-
-
-def test_the_card_of_an_internal_taper_names_the_norm_that_is_left(tmp_path):
-    export.save(narrow("gpt2", options={}), tmp_path / "out")
-    card = (tmp_path / "out/README.md").read_text()
-    assert "kept (1): `transformer.ln_f`" in card
-    assert "Nothing is recorded here" in card
 
 
 def test_a_model_whose_logits_are_not_finite_is_not_exported(tmp_path):
