@@ -39,30 +39,30 @@ def read_config(folder: Path) -> tuple[type, Any]:
     if not (folder / _CONFIG).is_file():
         raise UserError(f"cannot read a config of transformers in {folder}: it holds no {_CONFIG}{_ggufs_of(folder)}")
     raw = _read_object(folder / _CONFIG)
-    require_plain(raw, folder)
+    _require_plain(raw, folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, StrictDataclassError, *_MISREAD) as error:
         raise UserError(f"cannot read a config of transformers in {folder}: {_why(error, raw)}") from None
     kind = _class_of(raw, config, folder)
-    settle(config)
+    _settle(config)
     build(kind, config, folder)
     return kind, config
 
 
-def require_plain(raw: Mapping[str, Any], place: object) -> None:
-    """Raise UserError where a config that was read from `place` asks for what cannot be trained or does not exist."""
+def _require_plain(raw: Mapping[str, Any], folder: Path) -> None:
+    """Raise UserError where a config that was read in `folder` asks for what cannot be trained or does not exist."""
     if (field := next((field for field in _QUANTISED if raw.get(field) is not None), None)) is not None:
         method = raw[field].get("quant_method", "unknown") if isinstance(raw[field], dict) else "unknown"
         raise UserError(
-            f"{place} holds quantised weights ({field}, method {method}), which cannot be trained or folded: give the "
+            f"{folder} holds quantised weights ({field}, method {method}), which cannot be trained or folded: give the "
             "model that they were made from"
         )
     if isinstance(dtype := raw.get("dtype"), str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise UserError(f"the config of {place} has dtype {dtype!r}, which torch does not have: write float32")
+        raise UserError(f"the config of {folder} has dtype {dtype!r}, which torch does not have: write float32")
 
 
-def settle(config: Any) -> None:
+def _settle(config: Any) -> None:
     """Take out of `config` what says how a model runs, and not what it computes.
 
     An attention kernel that needs a package or a certain device gives way to the model's own: flash_attention_2 and its

@@ -89,7 +89,7 @@ def config_of(source: Path) -> tuple[type, Any]:
     """Class and config of the model in `source`.
 
     Raises:
-        UserError: as `baseconfig.read_config`, or `ggufmodel.config_of_gguf`.
+        UserError: as `base_config.read_config`, or `gguf.config_of_gguf`.
     """
     return config_of_gguf(source) if is_gguf(source) else read_config(source)
 
@@ -100,29 +100,17 @@ def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Modu
     Raises:
         UserError: as `config_of`; or its weights are missing, damaged, not finite or not what the config describes.
     """
-    if is_gguf(source):
-        model = load_gguf(source, dtype)
-        require_finite(model, source)
-        return model
-    made, config = config_of(source)
-    try:
-        return load_weights(made, source, config, dtype)
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot read the weights in {source}: {reason} (safetensors are needed)") from None
+    model = load_gguf(source, dtype) if is_gguf(source) else _load_weights(*config_of(source), source, dtype)
+    require_finite(model, source)
+    return model.eval()
 
 
-def load_weights(kind: type, place: str | Path, config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of transformers of this class and config, its weights those of a folder or hub name, in eval mode.
-
-    Raises:
-        OSError: there are none.
-        UnusableWeights: they are damaged, not finite, or not what the config describes.
-    """
+def _load_weights(kind: type, config: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """A model of transformers of this class and config, its weights those in `folder`."""
     loader: Any = kind
     try:
         model, info = loader.from_pretrained(
-            place,
+            folder,
             config=config,
             dtype=dtype,
             use_safetensors=True,
@@ -130,21 +118,23 @@ def load_weights(kind: type, place: str | Path, config: Any, dtype: torch.dtype 
             output_loading_info=True,
         )
     except SafetensorError as error:
-        raise UnusableWeights(f"the weights of {place} are damaged ({error}): fetch or write them again") from None
+        raise UnusableWeights(f"the weights of {folder} are damaged ({error}): fetch or write them again") from None
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot read the weights in {folder}: {reason} (safetensors are needed)") from None
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"{place} cannot be loaded ({said}): mend config.json or generation_config.json") from error
+        raise UserError(f"{folder} cannot be loaded ({said}): mend config.json or generation_config.json") from error
     faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
     faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]
     if any(faults.values()):
         found = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
-        raise UnusableWeights(f"the weights of {place} do not fit its config: {found}")
+        raise UnusableWeights(f"the weights of {folder} do not fit its config: {found}")
     if config.tie_word_embeddings and not has_tied_head(model):
         raise UnusableWeights(
-            f"{place} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
+            f"{folder} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
         )
-    require_finite(model, place)
-    return model.eval()
+    return model
 
 
 def require_finite(model: nn.Module, place: object) -> None:
