@@ -108,7 +108,7 @@ def _tinystories(data: DataConfig) -> Source:
     named = f"data.source to 'text' and {files}" if files == "data.files" else files
     remedy = f"download its text on a machine that has one, and set {named} to the local .txt, .jsonl or .parquet files"
     published: dict[Split, str] = {"valid": "validation", "train": "train"}
-    splits = {
+    splits: dict[Split, Rows] = {
         split: Rows.of_hub(HUB_NAME, split=name, revision=HUB_REVISION, remedy=remedy)
         for split, name in published.items()
     }
