@@ -27,7 +27,7 @@ from .checkpoints.stock_form import disarmed, refuse_dtype
 from .checkpoints.tokenizer_files import TOKENIZER_FILES
 from .folding import fold, is_folded
 from .util.atomic_files import remove_partials, sync_folder, unwritable, write_text
-from .util.errors import UserError
+from .util.errors import UserError, one_line
 
 Form = Literal["stock", "normfree"]
 FORMS: tuple[Form, ...] = ("stock", "normfree")
@@ -85,7 +85,7 @@ def _save_stock(stock: Any, folder: Path) -> None:
     try:
         stock.save_pretrained(folder)
     except ValueError as error:  # a generation_config that contradicts itself
-        raise UserError(f"transformers does not save this model: {' '.join(str(error).split())}") from None
+        raise UserError(f"transformers does not save this model: {one_line(error)}") from None
 
 
 def load(folder: str | Path) -> nn.Module:

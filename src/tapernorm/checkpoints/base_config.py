@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..architectures import ARCHITECTURES
-from ..util.errors import UserError
+from ..util.errors import UserError, one_line
 from . import store
 from .stock_form import DISARMED_EPS, eps_field
 
@@ -97,7 +97,7 @@ def build(kind: type, config: Any, place: object) -> nn.Module:
         with torch.device("meta"):
             model = make(config)
     except _UNBUILDABLE as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(error, named=True)
         raise UserError(f"the config of {place} describes no {kind.__name__} ({reason}): fetch it again") from None
     model.tie_weights()
     return model
@@ -126,7 +126,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({' '.join(str(error).split())[:200]}): fetch it again") from None
+        raise UserError(f"cannot read {path} ({one_line(error)}): fetch it again") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__} and no JSON object, as a config is: fetch it again")
     return content
@@ -137,7 +137,7 @@ def _why(error: Exception, raw: Mapping[str, Any]) -> str:
     if raw.get("auto_map"):
         kind = raw.get("model_type")
         return f"its model_type {kind!r} is code of its own (auto_map), and code that lies beside weights is never run"
-    return " ".join(str(error).split())[:200]
+    return one_line(error)
 
 
 def _ggufs_of(folder: Path) -> str:

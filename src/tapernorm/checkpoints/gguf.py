@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..architectures import has_tied_head
-from ..util.errors import UserError
+from ..util.errors import UserError, one_line
 from .base_config import UnusableWeights, build
 from .store import blank
 
@@ -193,7 +193,7 @@ def _config(file: _File) -> tuple[type, Any]:
     try:
         made, config = _described(file)
     except (KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(error, named=True)
         raise UserError(f"{file.path} describes no model ({reason}): fetch it again, or {_AS_FOLDER}") from None
     build(made, config, file.path)
     return made, config

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..architectures import has_tied_head
 from ..util.atomic_files import sha256_of
-from ..util.errors import UserError
+from ..util.errors import UserError, one_line
 from ..util.hashing import digest
 from .base_config import UnusableWeights, build, read_config, require_norms
 from .gguf import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
@@ -123,7 +123,7 @@ def _load_weights(kind: type, config: Any, folder: Path, dtype: torch.dtype) -> 
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"cannot read the weights in {folder}: {reason} (safetensors are needed)") from None
     except (TypeError, ValueError, KeyError, RecursionError) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        said = one_line(error, named=True)
         raise UserError(f"{folder} cannot be loaded ({said}): mend config.json or generation_config.json") from error
     faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
     faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]

@@ -21,7 +21,7 @@ from ..models.decoder import Decoder
 from ..norms import FixedScale, LayerNorm, TaperNorm
 from ..taper import attach, taper_of
 from ..util.atomic_files import read_json, whole_file, write_json, write_text
-from ..util.errors import UserError
+from ..util.errors import UserError, one_line
 from .replacements import restorer, word_of
 from .save_guard import UNREADABLE, guard_saving
 
@@ -169,7 +169,7 @@ def _build(name: str, config: dict[str, Any], more: dict[str, Any], source: str)
 
 
 def _damaged(place: str | Path, error: Exception) -> UserError:
-    return UserError(f"{place} is damaged ({' '.join(str(error).split())}): run the job that wrote it again")
+    return UserError(f"{place} is damaged ({one_line(error)}): run the job that wrote it again")
 
 
 def blank(kind: type[M], config: Any) -> M:

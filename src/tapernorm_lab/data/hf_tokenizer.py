@@ -17,7 +17,7 @@ from typing import Any
 from tapernorm.checkpoints.gguf import is_gguf, tokenizer_of_gguf
 from tapernorm.checkpoints.tokenizer_files import TOKENIZER_FILES
 from tapernorm.util.atomic_files import read_json, sha256_of, whole_file, write_json
-from tapernorm.util.errors import UserError
+from tapernorm.util.errors import UserError, one_line
 from tapernorm.util.hashing import digest
 
 from ..config.jobs import BpeJob
@@ -143,9 +143,8 @@ def _load(source: Path) -> Any:
     except UserError:
         raise
     except Exception as error:  # of any type, by what is wrong with the files
-        reason = " ".join(str(error).split())[:200]
         remedy = "fetch it again" if is_gguf(source) else "put its tokenizer.json there"
-        raise UserError(f"no tokenizer can be read in {source} ({reason}): {remedy}") from error
+        raise UserError(f"no tokenizer can be read in {source} ({one_line(error)}): {remedy}") from error
 
 
 def _files_of(source: Path, made: Path, loaded: Any) -> dict[str, Path]:
