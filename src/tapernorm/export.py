@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from .architectures import logits_of
 from .checkpoints import model_card as modelcard
 from .checkpoints import store
-from .checkpoints.pretrained import TOKENIZER_FILES, load_pretrained
+from .checkpoints.pretrained import load_pretrained
 from .checkpoints.self_check import CARD, FILE, NEW_CARD, FormFailed, SelfCheck, typical_tokens
 from .checkpoints.stock_form import disarmed, refuse_dtype
+from .checkpoints.tokenizer_files import TOKENIZER_FILES
 from .folding import fold, is_folded
 from .util.atomic_files import remove_partials, sync_folder, unwritable, write_text
 from .util.errors import UserError, one_line

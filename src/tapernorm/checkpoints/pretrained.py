@@ -17,19 +17,8 @@ from ..util.errors import UserError, one_line
 from ..util.hashing import digest
 from .base_config import UnusableWeights, build, read_config, require_norms
 from .gguf import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
+from .tokenizer_files import TOKENIZER_FILES
 
-TOKENIZER_FILES = (  # what a tokenizer of transformers may be made of
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates",  # a folder
-)
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # of a repository of the hub: all but weights
 _IGNORED = (".attn.masked_bias", ".attn.bias", "rotary_emb.inv_freq")  # buffers that old files hold
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tapernorm.checkpoints.gguf import is_gguf, tokenizer_of_gguf
-from tapernorm.checkpoints.pretrained import TOKENIZER_FILES
+from tapernorm.checkpoints.tokenizer_files import TOKENIZER_FILES
 from tapernorm.util.atomic_files import read_json, sha256_of, whole_file, write_json
 from tapernorm.util.errors import UserError, one_line
 from tapernorm.util.hashing import digest
