@@ -201,11 +201,7 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _take_along(folder: Path, new: Path) -> None:
-    """Put what is not of the earlier export in `folder` into `new` as well.
-
-    Raises:
-        UserError: one of these has the name of a file of the new export.
-    """
+    """Put what is not of the earlier export in `folder` into `new` as well."""
     written = _written(folder)
     for path in (path for path in folder.iterdir() if path.name not in written):
         if path.name == CARD:

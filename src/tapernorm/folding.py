@@ -175,11 +175,7 @@ def _fold_into(layer: nn.Module, form: LinearForm) -> None:
 
 
 def _fixed_scale(name: str, norm: nn.Module, layers: list[nn.Module]) -> FixedScale:
-    """The norm as one elementwise map.
-
-    Raises:
-        UserError: outputs of a map behind it are scaled apart, which no map before it can do.
-    """
+    """The norm as one elementwise map."""
     form = _form(norm, layers[0])
     if form.output_scale is not None:
         raise UserError(

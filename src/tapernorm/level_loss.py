@@ -58,11 +58,7 @@ class Levels(nn.Module):
         return [(log, norm.counted(log)) for norm, log in zip(self.norms, logs, strict=True)]
 
     def constants(self) -> Tensor:
-        """c = 1 / level of each norm, (N,).
-
-        Raises:
-            UserError: nothing was observed, or it was not finite.
-        """
+        """c = 1 / level of each norm, (N,)."""
         c = (-self.running.value()).exp()
         if not bool(c.isfinite().all()):
             raise UserError(

@@ -62,11 +62,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def kind_of(norm: nn.Module) -> Kind:
-    """The kind of a norm, plain or tapered.
-
-    Raises:
-        UserError: its class derives from none of the table.
-    """
+    """The kind of a norm, plain or tapered."""
     kind = _kind(type(norm))
     if kind is None:
         raise UserError(f"a {type(norm).__name__} is no norm of a known kind; known norms: {_known_norms()}")
@@ -199,11 +195,7 @@ class TaperNorm(WideBuffers):
         self.statistics.add(sums, number_of(energy, counted))
 
     def best_c(self) -> Tensor:
-        """c of equation (4), a scalar, from the statistics.
-
-        Raises:
-            UserError: none were collected, or they are not finite.
-        """
+        """c of equation (4), a scalar, from the statistics."""
         c = least_squares_c(self.statistics.value())
         if not torch.isfinite(c):
             raise UserError(
@@ -293,11 +285,7 @@ def require_taperable(norm: nn.Module) -> None:
 
 
 def taper(norm: nn.Module, gate: Gate, *, ema_rate: float) -> TaperNorm:
-    """Turn `norm` into its tapered form in place, governed by `gate`, and return it.
-
-    Raises:
-        UserError: there is none (`require_taperable`).
-    """
+    """Turn `norm` into its tapered form in place, governed by `gate`, and return it."""
     require_taperable(norm)
     gamma = norm.get_parameter("weight")
     gain = gain_of(norm).detach()

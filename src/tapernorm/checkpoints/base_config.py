@@ -26,12 +26,7 @@ class UnusableWeights(UserError):
 
 
 def read_config(folder: Path) -> tuple[type, Any]:
-    """Class and config of the model of transformers in `folder`.
-
-    Raises:
-        UserError: `folder` holds another thing than a base model, or its config is damaged, of a class that is not
-            known, of quantised weights, or describes no model.
-    """
+    """Class and config of the model of transformers in `folder`."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -87,11 +82,7 @@ def require_norms(config: Any, place: object) -> None:
 
 
 def build(kind: type, config: Any, place: object) -> nn.Module:
-    """The model of this class and config, without storage for its weights.
-
-    Raises:
-        UserError: the config describes none.
-    """
+    """The model of this class and config, without storage for its weights."""
     make: Any = kind
     try:
         with torch.device("meta"):

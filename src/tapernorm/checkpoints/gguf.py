@@ -115,20 +115,12 @@ class _File:
 
 
 def config_of_gguf(path: Path) -> tuple[type, Any]:
-    """Class and config of the model in a file; no weight is read.
-
-    Raises:
-        UserError: the file is damaged, or of a model that is not known here.
-    """
+    """Class and config of the model in a file; no weight is read."""
     return _config(_File.open(path))
 
 
 def load_gguf(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The model in a file, its packed weights spread out, in eval mode.
-
-    Raises:
-        UserError: as `config_of_gguf`; or its tensors are not those that its config describes.
-    """
+    """The model in a file, its packed weights spread out, in eval mode."""
     file = _File.open(path)
     made, config = _config(file)
     model = blank(made, config)
@@ -142,11 +134,7 @@ def licence_of_gguf(path: Path) -> str | None:
 
 
 def tokenizer_of_gguf(path: Path) -> Any:
-    """The byte-level BPE in a file, as a tokenizer of transformers.
-
-    Raises:
-        UserError: there is none, or it is of another kind, or cuts text in a way that is not known here.
-    """
+    """The byte-level BPE in a file, as a tokenizer of transformers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 

@@ -86,11 +86,7 @@ def tokenizer_digest(source: Path) -> str:
 
 
 def config_of(source: Path) -> tuple[type, Any]:
-    """Class and config of the model in `source`.
-
-    Raises:
-        UserError: as `base_config.read_config`, or `gguf.config_of_gguf`.
-    """
+    """Class and config of the model in `source`."""
     return config_of_gguf(source) if is_gguf(source) else read_config(source)
 
 
@@ -98,7 +94,8 @@ def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Modu
     """The model in `source`, in eval mode.
 
     Raises:
-        UserError: as `config_of`; or its weights are missing, damaged, not finite or not what the config describes.
+        UserError: it is no base model that is known here, or its weights are missing, damaged, not finite or not what
+            the config describes.
     """
     model = load_gguf(source, dtype) if is_gguf(source) else _load_weights(*config_of(source), source, dtype)
     require_finite(model, source)
@@ -152,7 +149,7 @@ def skeleton(source: Path) -> nn.Module:
     """The model that the config in `source` describes, without storage for its weights, as a base to taper.
 
     Raises:
-        UserError: as `config_of`, or its norms normalise nothing.
+        UserError: it is no base model that is known here, or its norms normalise nothing.
     """
     made, config = config_of(source)
     require_norms(config, source)

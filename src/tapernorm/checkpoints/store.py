@@ -146,11 +146,7 @@ def _load_generation(model: nn.Module, path: Path) -> None:
 
 
 def _build(name: str, config: dict[str, Any], more: dict[str, Any], source: str) -> nn.Module:
-    """A model of that class and config, its weights yet to be loaded.
-
-    Raises:
-        UserError: unknown class, or a setting that is unknown, missing or impossible.
-    """
+    """A model of that class and config, its weights yet to be loaded."""
     if name not in ARCHITECTURES:
         raise UserError(f"{source} has the architecture {name!r}; known: {', '.join(sorted(ARCHITECTURES))}")
     if not ARCHITECTURES[name].hugging_face:

@@ -28,11 +28,10 @@ def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, 
     """Write the rows of `rows` (split valid) whose every token occurs in `seen` (split train) into `out`.
 
     Both are folders of blocks of one tokenizer; order is kept. With `seen_rows`, only so many rows of `seen` count,
-    drawn without replacement, the same at every call. Memory does not grow with either. Returns the manifest.
+    drawn without replacement, the same at every call. Returns the manifest.
 
     Raises:
         UserError: the two are of different tokenizers, `seen` has fewer rows than are asked for, or no row is left.
-            Nothing half-written is left.
     """
     source, text = Blocks.open(rows, "valid"), Blocks.open(seen, "train")
     _require_one_tokenizer(source, text, rows, seen)

@@ -37,9 +37,6 @@ class HFTokenizer:
     """The tokenizer that `save_hub_tokenizer` or `save_bpe` wrote into a folder; the interface of `tokenizers.Coder`.
 
     It encodes all of a text: truncation and padding that the file was saved with are switched off.
-
-    Raises:
-        UserError: the folder holds no such tokenizer, or not the one that its manifest describes.
     """
 
     manifest: dict[str, Any]
@@ -98,8 +95,7 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
         vocab_size: the model's.
 
     Raises:
-        UserError: there is none, it has no tokenizer.json form, its ids are not those of its own file or not the
-            model's, or no id can end a document. Nothing half-written is left.
+        UserError: there is none, its ids are not those of its own file or not the model's, or none ends a document.
     """
     loaded = _load(source)
     with tempfile.TemporaryDirectory() as name:
@@ -162,11 +158,7 @@ def _files_of(source: Path, made: Path, loaded: Any) -> dict[str, Path]:
 
 
 def _require_ids(loaded: Any, source: Path, vocab_size: int) -> int:
-    """The id that ends documents.
-
-    Raises:
-        UserError: there is none, an id is not what the files say, or it is none of the model's.
-    """
+    """The id that ends documents."""
     mark = loaded.eos_token if loaded.eos_token is not None else loaded.bos_token
     if mark is None:
         raise UserError(
@@ -221,9 +213,6 @@ def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
 
     Its files load in `transformers` too. They are always loaded by name or folder: given the names of its two original
     files instead, `transformers` makes a tokenizer without a vocabulary and says nothing.
-
-    Raises:
-        UserError: it cannot be loaded, or it is not GPT-2's. Nothing half-written is left.
     """
     from transformers import GPT2Tokenizer
 

@@ -61,9 +61,6 @@ class Layout:
     def passages(self, text: str) -> Iterator[tuple[Literal["train", "valid"], str]]:
         """The passages of one of the documents, in order, with their split.
 
-        Raises:
-            KeyError: it is none of them.
-
         The documents must have `least_characters` of the fraction together.
         """
         start = self.starts[identity_of(text)]

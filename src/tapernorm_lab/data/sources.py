@@ -46,22 +46,14 @@ class Source:
 
 
 def files_of(data: DataConfig) -> list[Path]:
-    """The user's own files that a source reads; none for one that reads other text.
-
-    Raises:
-        UserError: one is missing, empty or of the wrong kind.
-    """
+    """The user's own files that a source reads; none for one that reads other text."""
     if not data.files:
         return []
     return parquet_files(data.files) if data.source == "openwebtext" else find_files(data.files)
 
 
 def open_source(data: DataConfig) -> Source:
-    """The source that `data.source` names; whatever can be checked without reading the text is checked here.
-
-    Raises:
-        UserError: the package, the data set or the files cannot be had; the message holds the remedy.
-    """
+    """The source that `data.source` names; whatever can be checked without reading the text is checked here."""
     sources: dict[str, Callable[[DataConfig], Source]] = {
         "web": _web,
         "tinystories": _tinystories,

@@ -44,9 +44,6 @@ def standard_library(part: Part | None, root: Path | None = None) -> Library:
 
     A file is decoded as its own first lines say (PEP 263). One that cannot be, or that holds half a surrogate pair, is
     skipped and named. Links are no files of the library.
-
-    Raises:
-        UserError: there is no source file.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     whole = hashlib.sha256()
