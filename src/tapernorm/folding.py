@@ -55,9 +55,8 @@ class FoldReport:
     def warnings(self) -> tuple[str, ...]:
         """Where a fold in float32 costs digits.
 
-        A folded centring subtracts nothing: the mean of h cancels in the sum h W', to within the rounding of W' and of
-        the sum. Relative to what is left, sigma, that is |mean| / sigma units of rounding. A mean that is subtracted
-        first is rounded too, a few times less.
+        A folded centring subtracts nothing: the mean of h cancels in the sum h W', to within |mean| / sigma units of
+        rounding.
         """
         if not self.fused:
             return ()

@@ -2,9 +2,8 @@
 
 Shapes: h (..., D), gamma, gamma_t, beta (D,), gate value and c scalars.
 
-The plain norms are PyTorch's own, and those of transformers that `KINDS` names. A tapered norm *is* the plain norm
-with a few members more: `taper` changes the class of an existing module in place, so its parameters, their names in
-the state dict, its hooks and its own forward stay what they were; `untaper` changes it back.
+`taper` changes the class of a plain norm in place, so that its parameters, their names in the state dict, its hooks and
+its own forward stay what they were; `untaper` changes it back.
 """
 
 from dataclasses import dataclass

@@ -95,37 +95,6 @@ def test_an_architecture_outside_the_table_is_refused():
         fold(Mixed())
 
 
-@st.composite
-def shapes(draw):
-    n_kv_head, group, head_dim = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([2, 4, 6]))
-    return {
-        "n_kv_head": n_kv_head,
-        "n_head": n_kv_head * group,
-        "d_model": max(n_kv_head * group * head_dim, 4) if n_kv_head * group > 1 else 4,
-        "d_ff": draw(st.integers(1, 17)),
-        "n_layer": draw(st.integers(1, 3)),
-        "norm": draw(st.sampled_from(NORMS)),
-        "tie_head": draw(st.booleans()),
-    }
-
-
-@given(
-    shape=shapes(),
-    final=st.booleans(),
-    fused=st.booleans(),
-    seed=st.integers(0, 2**20),
-    gain=st.sampled_from([1e-12, -0.7, 0.0, 1.0]),
-)
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_any_shape_and_gain_folds(shape, final, fused, seed, gain):
-    model = decoder(seed=seed, **shape)
-    close_gate(model, seed=seed, final=final)
-    with torch.no_grad():
-        model.get_submodule("model.layers.0.input_layernorm").gamma_t[-1] = gain
-    expected = model(tokens(2, 5, seed))
-    assert close(fold(model, fused=fused)[0](tokens(2, 5, seed)), expected)
-
-
 # Its weights
 
 

@@ -1,14 +1,11 @@
 """A model in one GGUF file, the form in which llama.cpp's models are passed on: config, tokenizer and weights together.
 
-Packed weights are spread out into plain numbers when they are read; what is trained and exported is never packed again.
-The three architectures below are read, and a file that says of itself what has no place here is refused: a scaled
+Packed weights are spread out into plain numbers. A file that says of itself what has no place here is refused: a scaled
 rotary embedding that is left out gives a model that still speaks.
 
-Reading needs transformers alone, and runs nothing but its own code on the CPU. transformers' own reader,
-`from_pretrained(gguf_file=...)`, gives the same weights for a whole file, and needs gguf and accelerate. It cannot
-stand in for this one (5.24): without a word it drops a rotary scaling, and makes up weights that the file lacks. It
-cuts text by GPT-2's rule where the file names SmolLM's or an unknown one, and marks its model as packed. What is used
-of it here are its header and its unpacking of blocks.
+Header and unpacking are those of transformers. Its `from_pretrained(gguf_file=...)` cannot do the rest (5.24): it needs
+gguf and accelerate, drops a rotary scaling, makes up weights that the file lacks, cuts text by GPT-2's rule whatever
+rule the file names, and marks its model as packed.
 """
 
 import re

@@ -105,8 +105,8 @@ class SelfCheck:
 def typical_tokens(model: nn.Module) -> Tensor:
     """A few token ids (B, T) that the model itself draws, each sequence from another first one.
 
-    Without norms nothing bounds what a model makes of text that it holds impossible: on random ids its logits can be of
-    any size, and their rounding too. A sequence whose logits are not finite is dropped: the model says nothing of it.
+    Without norms, on random ids, logits can be of any size, and their rounding too. A sequence whose logits are not
+    finite is dropped.
 
     Raises:
         FormFailed: that is every sequence.

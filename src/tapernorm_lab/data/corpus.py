@@ -1,9 +1,8 @@
 """A corpus on disk: train.jsonl and valid.jsonl, disjoint, one document a line, with a manifest.
 
-It holds one or more sources, one after the other. A document's split is its publisher's where there is one; elsewhere
-it is a pure function of its own text, so that no document moves when others are added. A larger `valid_fraction` only
-moves documents from train to valid; at 1 all are valid, and train.jsonl is empty. Documents so few that a split would
-be empty, one book above all, are split by passages.
+It holds one or more sources, one after the other. A document's split is its publisher's where there is one, else a pure
+function of its own text, so that no document moves when others are added. Documents so few that a split would be empty,
+one book above all, are split by passages.
 """
 
 import hashlib

@@ -1,11 +1,8 @@
 """Tokenizers that come as one tokenizer.json, each a `Coder`: a model's own, and GPT-2's byte-level BPE as published.
 
-Of a model's own, a document is what the tokenizer makes of a text, its beginning-of-text id included; the literal text
-of a special token is text. Documents end with the end-of-text id, or with the beginning-of-text id of a tokenizer that
-has no other.
-
-GPT-2's has 50,257 ids, the last of them the end of a document. As published, it turns the literal text `<|endoftext|>`
-into that id. Here it is text like any other, so that no document can end another.
+A document is what the tokenizer makes of a text, its beginning-of-text id included. It ends with the end-of-text id, or
+with the beginning-of-text id of a tokenizer that has no other. The literal text of a special token is text, so that no
+document can end another.
 """
 
 import json
@@ -211,8 +208,7 @@ def _settings(source: Path) -> dict[str, Any]:
 def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
     """Write the published tokenizer that `job` names, a hub name or a folder, into `out`; returns its manifest.
 
-    Its files load in `transformers` too. They are always loaded by name or folder: given the names of its two original
-    files instead, `transformers` makes a tokenizer without a vocabulary and says nothing.
+    Loaded by name or folder: of the names of its two files `transformers` makes a tokenizer without a vocabulary.
     """
     from transformers import GPT2Tokenizer
 

@@ -1,9 +1,8 @@
 """Few documents, split by passages: validation takes contiguous stretches of them from several places.
 
 The documents of a source are laid end to end, a repeated one once. Validation takes passages of equal length from the
-middle of as many equal sections; training takes what lies between them. A passage ends at the nearest end of a
-paragraph, else of a line, a sentence or a word, and never inside a character that several code points make. Nothing of
-a document is lost: its passages in order are the document.
+middle of as many equal sections; training takes the rest. A passage ends at the nearest end of a paragraph, else of a
+line, a sentence or a word, never inside a character that several code points make. No text is lost.
 """
 
 import hashlib

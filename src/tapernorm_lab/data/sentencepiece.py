@@ -1,12 +1,10 @@
 """SentencePiece made lossless: decode(encode(text)) == text for any text, with one end-of-document id.
 
-Bytes stand in for characters outside the vocabulary, nothing is normalised, no space is added or removed, and newlines
-are characters like others. One character is beyond it: U+2581 is SentencePiece's own mark for a space, and the two
-cannot be told apart afterwards. It is counted and, by default, refused.
+Bytes stand in for characters outside the vocabulary, and nothing is normalised. One character is beyond it: U+2581 is
+SentencePiece's own mark for a space. It is counted and, by default, refused.
 
-Left to its defaults the trainer skips every sentence over 4192 bytes, and always those that hold U+2585, with no more
-than a line in its log. Here the limit is its largest, text is cut at U+2585 (which then falls back to bytes), and the
-number of sentences that the trainer says it loaded must be the number it was given.
+By default the trainer skips sentences over 4192 bytes or with U+2585, with a line in its log. Here the limit is its
+largest, text is cut at U+2585, and the number of sentences that it says it loaded must be the number it was given.
 """
 
 import hashlib

@@ -5,10 +5,8 @@
 .jsonl    one JSON object a line, the text under a named field
 .parquet  one row a document, the text in a named column
 
-A null in place of a text is an empty document, in these files as in data sets of the hub. A corpus drops empty
-documents and counts them.
-
-Nothing else of the text is touched. Memory holds one document and one chunk, however long the file.
+A null in place of a text is an empty document. Nothing else of the text is touched. Memory holds one document and one
+chunk, however long the file.
 """
 
 import codecs
