@@ -2,7 +2,7 @@
 from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
 from tapernorm_lab.config.study_runs import homes, stage_job
-from tapernorm_lab.report import products, sources
+from tapernorm_lab.report import catalogue
 
 GPUS = 0 if RUN.hardware.device == "cpu" else 1  # of a job on the device
 TRAINING_GPUS = GPUS * RUN.hardware.devices_per_job  # of a pre-training
@@ -193,8 +193,9 @@ def odd_input_scores(stage):
 
 
 # Rows, tables and figures.
-TABLES, FIGURES_OF_RUN = products.tables_of(RUN), products.figures_of(RUN)
-PRODUCTS = {**TABLES, **FIGURES_OF_RUN}
+PRODUCTS = catalogue.products_of(RUN)
+TABLES = [name for name in PRODUCTS if name.startswith("table")]
+FIGURES_OF_RUN = [name for name in PRODUCTS if name.startswith("figure")]
 BENCHED = ["decode", "last_token"] if RUN.benched else []
 
 
@@ -212,7 +213,7 @@ def category_of(paper):
 
 
 def files_of_source(name):
-    return [f"{RESULTS}/{file}" for file in sources.SOURCES[name].files]
+    return [f"{RESULTS}/{file}" for file in catalogue.SOURCES[name].files]
 
 
 def stage_results(stage):
@@ -239,10 +240,10 @@ if RUN.gpt2:
 for stage in RUN.study or ():
     ROWS[f"study_{stage.name}"] = (
         stage_results(stage.name),
-        [f"{RESULTS}/{sources.STAGE_ROWS.format(stage=stage.name)}"],
+        [f"{RESULTS}/{file}" for file in catalogue.SOURCES["stage"].at(stage.name)],
         ["--job", canonical_json(stage_job(RUN, stage.name)), "--results", RESULTS],
     )
 for stage in (None, *RUN.robustness.stages) if RUN.robustness else ():
     job, scores = RUN.trials_job(stage), odd_input_scores(stage)
-    files = [f"{RESULTS}/{path.format(trials=job.name)}" for path in sources.TRIALS_ROWS]
+    files = [f"{RESULTS}/{file}" for file in catalogue.odd_inputs_files(stage)]
     ROWS[f"study_{job.name}"] = (scores, files, [*scores, "--job", canonical_json(job)])

@@ -73,7 +73,7 @@ rule figure:
 
 rule claims:
     input:
-        [files_of_source(name) for name in ["training"] + ["gpt2"] * bool(RUN.gpt2) + BENCHED],
+        [f"{RESULTS}/{file}" for file in PRODUCTS["claims"].needs],
     output:
         multiext(f"{RESULTS}/claims", ".csv", ".md"),
         report(f"{RESULTS}/claims.html", caption="../report/claims.rst", category="Claims"),

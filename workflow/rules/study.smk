@@ -22,7 +22,7 @@ rule oddities_rows:
         DATA_TOKENS,
         lambda w: stage_results(w.stage),
     output:
-        f"{RESULTS}/{sources.ODDITIES_ROWS}",
+        f"{RESULTS}/{catalogue.SOURCES['oddities'].files[0]}",
     log:
         f"{LOGS}/study/{{stage}}/oddities.log",
     conda:
