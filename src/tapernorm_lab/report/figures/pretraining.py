@@ -141,9 +141,10 @@ def _gaps(axes: Axes, rows: pd.DataFrame) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(12, integer=True, steps=(1, 2, 5, 10)))
 
 
-def _gradients(axes: Axes, rows: pd.DataFrame, *, clip_norm: float, log: bool = True) -> None:
+def _gradients(axes: Axes, rows: pd.DataFrame, *, clip_norm: float | None, log: bool = True) -> None:
     _variants(axes, rows, log=log)
-    axes.axhline(clip_norm, label="clipping threshold", **style.THRESHOLD)
+    if clip_norm is not None:
+        axes.axhline(clip_norm, label="clipping threshold", **style.THRESHOLD)
 
 
 def _shared_gate(axes: Axes, rows: pd.DataFrame) -> None:
