@@ -17,7 +17,7 @@ from tapernorm.schedule import GateSchedule, gate_at
 from tapernorm.taper import attach, taper_of
 from tapernorm.util.errors import UserError
 from tapernorm_lab.training.norm_driver import TaperDriver
-from tapernorm_lab.training.trainer import training_loss
+from tapernorm_lab.training.training_loss import training_loss
 
 INTERNAL = (
     "model.layers.0.input_layernorm",
