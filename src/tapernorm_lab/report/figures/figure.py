@@ -22,7 +22,6 @@ from ..table import latex_text
 from . import style
 from .bands import where
 
-KINDS = ("csv", "md", "pdf", "png", "tex")  # files of a figure
 _LEGEND_LINE_IN = 0.15
 _DECIMALS = 9  # of a place in the figure, as a fraction of its size
 
@@ -128,7 +127,7 @@ def _legend(figure: Figure, columns: int) -> int:
 
 
 def save(drawing: Drawing, stem: Path) -> None:
-    """Write `stem` with each ending of `KINDS`.
+    """Write `stem`.pdf and .png, .csv with what they draw, and the caption as .md and as a float in .tex.
 
     Equal input gives equal files, byte for byte, at one version of matplotlib.
     """

@@ -141,7 +141,7 @@ KINDS = {  # the setting `figure` of a stage -> its figure
 }
 
 
-def draw(rows: pd.DataFrame, job: StageJob) -> Drawing:
+def draw_stage(rows: pd.DataFrame, job: StageJob) -> Drawing:
     """The figure of a stage, of the kind that its setting `figure` names.
 
     Raises:

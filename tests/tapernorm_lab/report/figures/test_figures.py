@@ -15,18 +15,19 @@ from matplotlib import font_manager
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
+from tapernorm_lab.report.catalogue import Product
 from tapernorm_lab.report.figures import figure, style
-from tapernorm_lab.report.figures.specs import FIGURES
 from tapernorm_lab.report.figures.study_stages import KINDS
+from tapernorm_lab.report.makers import MAKERS
 
 MADE = {  # figure -> what draws it, its source, its job
-    **{name: (FIGURES[name], "pretraining", JOB) for name in ("figure1a", "figure1b", "figure2")},
-    "figure_decode": (FIGURES["figure_decode"], "decoding", JOB),
-    "figure_finetune": (FIGURES["figure_finetune"], "finetuning", JOB),
-    "figure_S3": (FIGURES["figure_S3"], "odd_inputs", TRIALS),
-    "figure_S1": (FIGURES["figure_{stage}"], "windows", synthetic_study.stage_job()),
+    **{name: (MAKERS[name], "pretraining", JOB) for name in ("figure1a", "figure1b", "figure2")},
+    "figure_decode": (MAKERS["figure_decode"], "decoding", JOB),
+    "figure_finetune": (MAKERS["figure_finetune"], "finetuning", JOB),
+    "figure_S3": (MAKERS["figure_S3"], "odd_inputs", TRIALS),
+    "figure_S1": (MAKERS["figure_{stage}"], "windows", synthetic_study.stage_job()),
     "figure_S2": (KINDS["scale_target"].draw, "targets", synthetic_study.stage_job()),
-    "figure_spread_mine": (FIGURES["figure_spread_{stage}"], "token_scales", "mine"),
+    "figure_spread_mine": (MAKERS["figure_spread_{stage}"], "token_scales", "mine"),
 }
 every = pytest.mark.parametrize("name", MADE)
 
@@ -37,7 +38,7 @@ def drawn(sources, name):
 
 
 def test_every_kind_of_figure_is_here():
-    assert {draw for draw, *_ in MADE.values()} >= set(FIGURES.values())
+    assert {draw for draw, *_ in MADE.values()} >= {make for name, make in MAKERS.items() if name.startswith("figure")}
 
 
 @every
@@ -46,7 +47,7 @@ def test_the_files_are_equal_from_equal_input_and_fit_for_print(sources, tmp_pat
     for folder, one in (("one", drawing), ("two", drawn(sources, name))):
         figure.save(one, tmp_path / folder / name)
     one, two = ({path.name: path.read_bytes() for path in (tmp_path / place).iterdir()} for place in ("one", "two"))
-    assert set(one) == {f"{name}.{kind}" for kind in figure.KINDS}
+    assert set(one) == {f"{name}.{kind}" for kind in Product(name, "", "", ()).kinds}
     for file in one:
         assert one[file] == two[file], file
     back = pd.read_csv(tmp_path / "one" / f"{name}.csv", keep_default_na=True)

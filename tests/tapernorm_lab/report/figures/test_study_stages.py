@@ -15,7 +15,7 @@ def of_kind(kind, **changes):
 
 
 def test_gaps_of_untreated_tapers_have_the_tables_intervals(sources):
-    drawing = study_stages.draw(sources.windows, of_kind("window"))
+    drawing = study_stages.draw_stage(sources.windows, of_kind("window"))
     frame = drawing.frame.set_index("arm")
     assert frame.index.tolist() == ["papers", "later", "wild"]  # no Baseline, no treatment
     records = {record["arm"]: record for record in stage_records(sources.windows, stage_job())}
@@ -35,7 +35,7 @@ def test_gaps_of_untreated_tapers_have_the_tables_intervals(sources):
 
 
 def test_a_point_is_a_run_against_the_baseline_of_its_own_seed(sources):
-    drawing = study_stages.draw(sources.targets, of_kind("scale_target"))
+    drawing = study_stages.draw_stage(sources.targets, of_kind("scale_target"))
     frame = drawing.frame
     assert frame.groupby("arm", sort=False)["seed"].apply(list).to_dict() == {
         "papers": [*SEEDS],
@@ -68,4 +68,4 @@ def test_a_stage_with_nothing_to_draw_has_no_figure(sources):
     untapered = of_kind("window", arms=stage_job().stage.arms[:2])
     for rows, job in ((bare, of_kind("scale_target")), (sources.windows, untapered), (sources.windows, of_kind(None))):
         with pytest.raises(UserError, match="stage S1 has no"):
-            study_stages.draw(rows, job)
+            study_stages.draw_stage(rows, job)
