@@ -1,4 +1,4 @@
-"""The three files of a table: every digit in the CSV, every cell in Markdown and LaTeX, and no text taken for markup."""
+"""The files of a table: every digit in the CSV, every cell in Markdown and LaTeX, and no text taken for markup."""
 
 import math
 import re
