@@ -10,8 +10,8 @@ from tapernorm.util.atomic_files import write_text
 
 from .table import ABSENT, Column, Table
 
-# Every rule names the class: Snakemake's report shows pages also as parts of its first page, in a list that it centres, so
-# that the top of a long one is out of reach; and beside its graph of rules, in a column too narrow for them.
+# Every rule names the class: Snakemake's report shows pages also as parts of its first page, in a list that it centres,
+# so that the top of a long one is out of reach; and beside its graph of rules, in a column too narrow for them.
 _STYLE = """
 .tapernorm { padding: 1.5em; font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
 ul .tapernorm { width: 68em; }
