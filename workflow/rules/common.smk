@@ -1,5 +1,6 @@
 # What rules ask for: the job of a cell and what it costs, its GPU, what texts and tokens are made from.
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
+from tapernorm_lab.config.variants import Variant
 from tapernorm_lab.report import products, sources
 
 GPUS = 0 if RUN.hardware.device == "cpu" else 1  # of a job on the device
@@ -33,9 +34,7 @@ def timed_run(stage):
         )
     width = RUN.stage(stage).d_model if stage else None
     cells = [
-        cell
-        for cell in RUN.pretrain_cells()
-        if cell[0] != "baseline" and cell[1] == width
+        cell for cell in RUN.pretrain_cells() if cell[0].tapers and cell[1] == width
     ]
     if stage and not cells:
         raise WorkflowError(

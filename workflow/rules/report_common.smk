@@ -23,9 +23,7 @@ def trained_results():
     """Of every model of the run's own, and of every fold of a tapered one."""
     cells = RUN.pretrain_cells()
     return [f"{RESULTS}/pretrain/{v}/d{d}/seed{s}/result.json" for v, d, s in cells] + [
-        f"{RESULTS}/fold/{v}/d{d}/seed{s}/result.json"
-        for v, d, s in cells
-        if v != "baseline"
+        f"{RESULTS}/fold/{v}/d{d}/seed{s}/result.json" for v, d, s in cells if v.tapers
     ]
 
 

@@ -40,7 +40,7 @@ def tried_models(wildcards):
     return {
         variant: (
             f"{RESULTS}/pretrain/{variant}/{place}"
-            if variant == "baseline"
+            if not Variant.named(variant).tapers
             else f"{RESULTS}/fold/{variant}/{place}/fused"
         )
         for variant in job.models

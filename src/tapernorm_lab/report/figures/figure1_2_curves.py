@@ -18,7 +18,7 @@ from matplotlib.transforms import Bbox
 from tapernorm.util.atomic_files import whole_file
 from tapernorm.util.errors import UserError
 
-from ...config.sections import VARIANT_LABELS, VARIANTS
+from ...config.variants import VARIANT_LABELS, VARIANTS
 from ..frames.pretraining import JOB
 from . import bands, style
 

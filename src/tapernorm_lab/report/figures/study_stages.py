@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 
 from tapernorm.util.errors import UserError
 
-from ...config.sections import VARIANT_LABELS, VARIANTS
 from ...config.study_runs import StageJob
+from ...config.variants import VARIANT_LABELS, VARIANTS
 from ..tables.study_stages import stage_records
 from . import bands, style
 
@@ -23,7 +23,7 @@ def stage_figure(rows: pd.DataFrame, job: StageJob) -> tuple[Figure, pd.DataFram
     """Gaps and their intervals, one panel per variant.
 
     Raises:
-        UserError: no arm of the stage tapers without a treatment.
+        UserError: no arm of the stage tapers as a variant of the paper does.
     """
     frame = drawn(rows, job)
     variants = [variant for variant in VARIANTS if variant in set(frame["variant"])]
@@ -51,8 +51,8 @@ def drawn(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
         UserError: as `stage_figure`.
     """
     frame = pd.DataFrame(stage_records(rows, job))
-    plain = frame["start_fraction"].notna() & frame["treatment"].isna() & (frame["gap_pairs"] > 0)
-    tapered = pd.DataFrame(frame[plain])
+    plain = frame["start_fraction"].notna() & frame["treatment"].isna() & frame["variant"].isin(VARIANTS)
+    tapered = pd.DataFrame(frame[plain & (frame["gap_pairs"] > 0)])
     if tapered.empty:
         raise UserError(f"stage {job.stage.name} has no tapered arm with a gap to draw: leave its figure out")
     ordered = tapered.sort_values(["variant", "start_fraction", "end_fraction"], ignore_index=True)

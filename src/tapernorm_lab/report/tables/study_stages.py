@@ -73,7 +73,7 @@ def stage_records(rows: pd.DataFrame, job: StageJob) -> list[Row]:
             "stage": job.stage.name,
             "arm": arm.name,
             "label": arm.label,
-            "variant": arm.variant,
+            "variant": arm.variant.name,
             "treatment": treatment_of(arm),
             **_of_seeds([run for run in runs if run["arm"] == arm.name]),
             **_gaps(summaries.get(arm.name), against),
@@ -84,7 +84,7 @@ def stage_records(rows: pd.DataFrame, job: StageJob) -> list[Row]:
 
 def _best_baseline(stage: Stage, summaries: Mapping[str, Cell]) -> str:
     """The Baseline with settings of its own, or none, that has the lowest mean over all seeds; else the stage's."""
-    plain = [arm.name for arm in stage.arms if arm.variant == "baseline" and arm.treatment is None]
+    plain = [arm.name for arm in stage.arms if arm.variant.plain and arm.treatment is None]
     whole = [name for name in plain if name in summaries and summaries[name].n == len(stage.seeds)]
     return min(whole, key=lambda name: summaries[name].mean, default=stage.baseline)
 

@@ -10,7 +10,7 @@ import pandas as pd
 from tapernorm.util.errors import UserError
 
 from ...config import published
-from ...config.sections import VARIANT_LABELS, VARIANTS
+from ...config.variants import VARIANT_LABELS, VARIANTS, Variant
 from ..engine import statistics as stats
 from ..engine.cells import interval, mean_sd, number, text
 from ..engine.frame import Row
@@ -179,7 +179,7 @@ def _notes(jobs: Sequence[Row]) -> Iterator[str]:
 
 def _config_notes(jobs: Sequence[Row]) -> Iterator[str]:
     """That runs of more than one version of the config stand side by side, where they do."""
-    tapered = [job for job in jobs if job["variant"] != "baseline"]
+    tapered = [job for job in jobs if Variant.named(job["variant"]).tapers]
     versions = {"model and training": (jobs, "settings_hash"), "taper": (tapered, "taper_hash")}
     for what, (some, column) in versions.items():
         if len(names := sorted({job[column] for job in some})) > 1:

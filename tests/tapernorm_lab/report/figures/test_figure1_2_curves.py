@@ -15,7 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from tapernorm.util.errors import UserError
-from tapernorm_lab.config.sections import VARIANT_LABELS, VARIANTS
+from tapernorm_lab.config.variants import VARIANT_LABELS, VARIANTS
 from tapernorm_lab.report.figures import bands, style
 from tapernorm_lab.report.figures import figure1_2_curves as figures
 from tapernorm_lab.report.frames import pretraining as rows

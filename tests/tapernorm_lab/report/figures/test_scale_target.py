@@ -13,7 +13,7 @@ from tapernorm_lab.report.frames import study_stages as study_rows
 def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     collected = study_rows.collect(write_stage(folder), folder)
-    scaled = collected["variant"].str.endswith("_aux") & (collected["outcome"] == "finished")
+    scaled = ~collected["variant"].isin(["baseline"]) & (collected["outcome"] == "finished")
     collected["scale_target"] = collected["seed"].astype(float).where(scaled)  # 1, 2, 3
     return collected
 
