@@ -27,8 +27,8 @@ from tapernorm_lab.report import table
 from tapernorm_lab.report.frames import decoding as decode_rows
 from tapernorm_lab.report.tables import table2_decoding as decode_tables
 from tapernorm_lab.training.device import pick_device
-from tapernorm_lab.training.optimizer import Optimisation
-from tapernorm_lab.training.trainer import Plan, Trainer
+from tapernorm_lab.training.plan import Optimisation, Plan
+from tapernorm_lab.training.trainer import Trainer
 from tapernorm_lab.training.validation_loss import Evaluation, evaluate
 
 CAPTION = "Decoding benchmark on its own: a briefly trained model, whose speed is that of any model of its shape."

@@ -9,8 +9,8 @@ from tapernorm.taper import Taper
 from tapernorm_lab.experiments.speed.interleaved_timing import interleave, paired_speedup
 from tapernorm_lab.training.metrics import gradient_norm
 from tapernorm_lab.training.norm_driver import NormDriver, driver_of
-from tapernorm_lab.training.optimizer import Optimisation
-from tapernorm_lab.training.trainer import training_loss
+from tapernorm_lab.training.plan import Optimisation
+from tapernorm_lab.training.training_loss import training_loss
 
 from .report import Figure, figure
 

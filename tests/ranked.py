@@ -19,8 +19,8 @@ from tapernorm.schedule import GateSchedule
 from tapernorm.taper import attach
 from tapernorm.util.rng import generator
 from tapernorm_lab.models.fakeln import attach_fakeln
-from tapernorm_lab.training.optimizer import Optimisation
-from tapernorm_lab.training.trainer import Plan, Trainer
+from tapernorm_lab.training.plan import Optimisation, Plan
+from tapernorm_lab.training.trainer import Trainer
 from tapernorm_lab.training.training_loss import next_tokens
 from tapernorm_lab.training.validation_loss import evaluate_blocks
 

@@ -1,9 +1,8 @@
 """A corpus on disk: train.jsonl and valid.jsonl, disjoint, one document a line, with a manifest.
 
-It holds one or more sources, one after the other. A document's split is its publisher's where there is one; elsewhere
-it is a pure function of its own text, so that no document moves when others are added. A larger `valid_fraction` only
-moves documents from train to valid; at 1 all are valid, and train.jsonl is empty. Documents so few that a split would
-be empty, one book above all, are split by passages.
+It holds one or more sources, one after the other. A document's split is its publisher's where there is one, else a pure
+function of its own text, so that no document moves when others are added. Documents so few that a split would be empty,
+one book above all, are split by passages.
 """
 
 import hashlib
@@ -14,19 +13,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
-from tapernorm.util.atomic_files import (
-    parse_json,
-    sha256_of,
-    whole_file,
-    write_json,
-)
+from tapernorm.util.atomic_files import parse_json, sha256_of, write_json
 from tapernorm.util.errors import UserError, setting
 from tapernorm.util.hashing import digest
-from tapernorm.util.provenance import provenance
 
 from ..config.jobs import CorpusJob
 from ..config.sections import DataConfig
-from .manifest import SCHEMA_VERSION
+from .manifest import made_manifest, whole_files
 from .passages import Layout, identity_of, least_characters
 from .sources import Source, Split, open_source
 
@@ -46,11 +39,7 @@ class Reading:
     """
 
     def __init__(self, job: CorpusJob) -> None:
-        """Open the sources, and read as much of them as tells that both splits have a document.
-
-        Raises:
-            UserError: a source cannot be read.
-        """
+        """Open the sources, and read as much of them as tells that both splits have a document."""
         self.sources = [(data, open_source(data)) for data in job.data]
         self.dropped = {"empty": 0, "duplicates": 0}
         self._held_out: set[bytes] = set()
@@ -141,45 +130,35 @@ def build_corpus(job: CorpusJob, out: Path) -> dict[str, Any]:
     """Write the corpus of `job` into `out`; returns its manifest.
 
     Documents without a visible character are dropped, and so are training documents that validation also holds, of
-    whichever source; both are counted. Memory does not grow with the training split: the sources are read once for
-    validation and once more for training. Documents that are too few to be split by their hash are split by passages,
-    which is told on standard error.
+    whichever source; both are counted. The sources are read once for validation and once more for training.
 
     Raises:
-        UserError: a source cannot be read, or a split would be empty. Nothing half-written is left.
+        UserError: a source cannot be read, or a split would be empty.
     """
     reading = Reading(job)
-    with (
-        whole_file(out / "manifest.json") as manifest_file,
-        whole_file(out / "train.jsonl") as train_file,
-        whole_file(out / "valid.jsonl") as valid_file,
-    ):
-        files: dict[Split, Path] = {"valid": valid_file, "train": train_file}
-        counts = {split: _write(path, reading.documents(split), len(job.data)) for split, path in files.items()}
+    with whole_files(out, "valid.jsonl", "train.jsonl") as files:
+        # Validation first: training leaves out what it holds.
+        counts = {s: _write(files[f"{s}.jsonl"], reading.documents(s), len(job.data)) for s in reversed(SPLITS)}
         splits: dict[Split, dict[str, Any]] = {
             split: {unit: sum(count[unit] for count in counts[split]) for unit in ("documents", "bytes")}
             for split in SPLITS
         }
         reading.refuse_empty({split: splits[split]["documents"] for split in SPLITS})
-        splits["train"]["sha256"] = sha256_of(train_file)
-        splits["valid"]["sha256"] = sha256_of(valid_file)
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "corpus",
-            "splits": splits,
-            "dropped": reading.dropped,
-            "sources": [
-                {
-                    "source": data.source,
-                    "documents": {split: counts[split][place]["documents"] for split in SPLITS},
-                    "details": source.details,
-                }
-                for place, (data, source) in enumerate(reading.sources)
-            ],
-            **({} if reading.passages is None else {"passages": reading.passages}),
-            "provenance": provenance(config_hash=digest(job)),
-        }
-        write_json(manifest_file, manifest)
+        for split in SPLITS:
+            splits[split]["sha256"] = sha256_of(files[f"{split}.jsonl"])
+        sources = [
+            {
+                "source": data.source,
+                "documents": {split: counts[split][place]["documents"] for split in SPLITS},
+                "details": source.details,
+            }
+            for place, (data, source) in enumerate(reading.sources)
+        ]
+        passages = {} if reading.passages is None else {"passages": reading.passages}
+        manifest = made_manifest(
+            "corpus", config_hash=digest(job), splits=splits, dropped=reading.dropped, sources=sources, **passages
+        )
+        write_json(files["manifest.json"], manifest)
     if reading.passages is not None:
         print(told_of(splits, reading.passages), file=sys.stderr)
     return manifest
@@ -197,11 +176,7 @@ def told_of(splits: Mapping[Split, Mapping[str, Any]], passages: Mapping[str, An
 
 
 def read_documents(jsonl: Path) -> Iterator[str]:
-    """Documents of one split in order, one in memory at a time.
-
-    Raises:
-        UserError: there is no such file, or it is damaged (with the line).
-    """
+    """Documents of one split in order, one in memory at a time."""
     remedy = f"make it with `tapernorm corpus --out {jsonl.parent} …`"
     if not jsonl.is_file():
         raise UserError(f"no corpus file {jsonl}; {remedy}")

@@ -1,12 +1,10 @@
 """SentencePiece made lossless: decode(encode(text)) == text for any text, with one end-of-document id.
 
-Bytes stand in for characters outside the vocabulary, nothing is normalised, no space is added or removed, and newlines
-are characters like others. One character is beyond it: U+2581 is SentencePiece's own mark for a space, and the two
-cannot be told apart afterwards. It is counted and, by default, refused.
+Bytes stand in for characters outside the vocabulary, and nothing is normalised. One character is beyond it: U+2581 is
+SentencePiece's own mark for a space. It is counted and, by default, refused.
 
-Left to its defaults the trainer skips every sentence over 4192 bytes, and always those that hold U+2585, with no more
-than a line in its log. Here the limit is its largest, text is cut at U+2585 (which then falls back to bytes), and the
-number of sentences that the trainer says it loaded must be the number it was given.
+By default the trainer skips sentences over 4192 bytes or with U+2585, with a line in its log. Here the limit is its
+largest, text is cut at U+2585, and the number of sentences that it says it loaded must be the number it was given.
 """
 
 import hashlib
@@ -22,15 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tapernorm.util.atomic_files import sha256_of, whole_file, write_json
+from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
-from tapernorm.util.provenance import provenance
 
 from ..config.jobs import TokenizerJob
 from ..config.sections import TokenizerConfig
 from .corpus import SPLITS, read_documents
-from .manifest import SCHEMA_VERSION, read_manifest
+from .manifest import made_manifest, read_manifest, whole_files
 
 SPACE_MARK = "\u2581"
 EOD = "<|endoftext|>"
@@ -41,11 +38,7 @@ _ERRORS_ONLY = 2  # absl log severity
 
 
 class Tokenizer:
-    """The tokenizer that `train_tokenizer` wrote into a folder.
-
-    Raises:
-        UserError: the folder holds no tokenizer, or its model is not the one that the manifest describes.
-    """
+    """The tokenizer that `train_tokenizer` wrote into a folder."""
 
     manifest: dict[str, Any]
     vocab_size: int  # ids are 0 .. vocab_size - 1
@@ -79,23 +72,18 @@ class Tokenizer:
         return self._processor.encode([text.encode("utf-8") for text in texts], num_threads=1)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text that `ids` stand for.
-
-        Raises:
-            IndexError: an id is outside the vocabulary.
-        """
+        """The text that `ids` stand for."""
         return self._processor.decode(list(ids))
 
 
 def train_tokenizer(job: TokenizerJob, corpus: Path, out: Path) -> dict[str, Any]:
     """Train on the training split of `corpus` and write the tokenizer into `out`; returns its manifest.
 
-    A pure function of the settings and the corpus: the same two give the same bytes. SentencePiece holds all it trains
-    on in memory; `max_documents` bounds that.
+    The same settings and corpus give the same bytes. SentencePiece holds all that it trains on in memory.
 
     Raises:
         UserError: the corpus holds U+2581 and that is refused, the vocabulary does not fit the corpus, or SentencePiece
-            would leave a document out. Nothing half-written is left.
+            would leave a document out.
     """
     settings = job.tokenizer
     corpus_manifest = read_manifest(corpus, "corpus")
@@ -106,25 +94,24 @@ def train_tokenizer(job: TokenizerJob, corpus: Path, out: Path) -> dict[str, Any
     if settings.literal_u2581 == "refuse":
         refuse_marks(sum(marks.values()), str(corpus))
     trained = fit(settings, sample(paths["train"], settings.max_documents))
-    with whole_file(out / "manifest.json") as manifest_file, whole_file(out / "tokenizer.model") as model_file:
-        model_file.write_bytes(trained.model)
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "tokenizer",
-            "vocab_size": settings.vocab_size,
-            "model_type": settings.model_type,
-            "eod": trained.eod,
-            "documents": {
+    with whole_files(out, "tokenizer.model") as files:
+        files["tokenizer.model"].write_bytes(trained.model)
+        manifest = made_manifest(
+            "tokenizer",
+            config_hash=digest(job),
+            vocab_size=settings.vocab_size,
+            model_type=settings.model_type,
+            eod=trained.eod,
+            documents={
                 "in_corpus": corpus_manifest["splits"]["train"]["documents"],
                 "trained_on": trained.documents,
                 "drawn": "all" if settings.max_documents is None else "smallest sha256 over the whole split",
             },
-            "literal_u2581": {"policy": settings.literal_u2581, "count": marks},
-            "sha256": hashlib.sha256(trained.model).hexdigest(),
-            "corpus_sha256": {split: corpus_manifest["splits"][split]["sha256"] for split in SPLITS},
-            "provenance": provenance(config_hash=digest(job)),
-        }
-        write_json(manifest_file, manifest)
+            literal_u2581={"policy": settings.literal_u2581, "count": marks},
+            sha256=hashlib.sha256(trained.model).hexdigest(),
+            corpus_sha256={split: corpus_manifest["splits"][split]["sha256"] for split in SPLITS},
+        )
+        write_json(files["manifest.json"], manifest)
     return manifest
 
 
@@ -172,12 +159,7 @@ class _Sentences:
 
 
 def fit(settings: TokenizerConfig, documents: Iterable[str]) -> Trained:
-    """Train on every document, on one thread: the same documents give the same bytes.
-
-    Raises:
-        UserError: the vocabulary is too large or too small for the text (with the nearest that fits), or the trainer
-            did not load every document.
-    """
+    """Train on every document, on one thread: the same documents give the same bytes."""
     from sentencepiece import SentencePieceTrainer, set_min_log_level
 
     model, sentences = io.BytesIO(), _Sentences(documents)
@@ -218,26 +200,22 @@ def fit(settings: TokenizerConfig, documents: Iterable[str]) -> Trained:
 
 
 def _explained(error: RuntimeError, settings: TokenizerConfig) -> RuntimeError | UserError:
-    message = str(error)
-    if found := re.search(r"Vocabulary size too high \(\d+\).*<= (\d+)", message):
+    size = f"tokenizer.vocab_size {settings.vocab_size}"
+    if found := re.search(r"Vocabulary size too high \(\d+\).*<= (\d+)", str(error)):
         return UserError(
-            f"tokenizer.vocab_size {settings.vocab_size} is too large for this corpus: "
-            f"the largest that fits is {found[1]}; lower it, or add text"
+            f"{size} is too large for this corpus: the largest that fits is {found[1]}; lower it, or add text"
         )
-    if found := re.search(r"Vocabulary size is smaller than required_chars. \d+ vs (\d+)", message):
+    if found := re.search(r"Vocabulary size is smaller than required_chars. \d+ vs (\d+)", str(error)):
         return UserError(
-            f"tokenizer.vocab_size {settings.vocab_size} is too small for the characters of this corpus: "
-            f"the smallest that fits is {found[1]}; raise it"
+            f"{size} is too small for the characters of this corpus: the smallest that fits is {found[1]}; raise it"
         )
     return error
 
 
 def _sentences_loaded(log: BinaryIO) -> int | None:
     log.seek(0)
-    for line in log:
-        if found := re.search(rb"Loaded all (\d+) sentences", line):
-            return int(found[1])
-    return None
+    found = re.search(rb"Loaded all (\d+) sentences", log.read())
+    return None if found is None else int(found[1])
 
 
 @contextmanager

@@ -14,20 +14,18 @@ from tapernorm.util.hashing import digest
 from ..config.gpt2 import TAPERED
 from ..config.jobs import FinetuneJob
 from ..config.sections import HardwareConfig
-from ..data.blocks import Blocks, batch_of
+from ..data.blocks import Blocks
 from ..models.fakeln import FakeLN, attach_fakeln
 from ..models.gpt2 import GPT2LMHeadModel
 from ..training.device import take_device
-from ..training.optimizer import Optimisation
+from ..training.plan import Optimisation, plan_on_blocks
 from ..training.run_folder import (
     data_hashes,
     require_vocabulary,
     run_training,
     training_work,
 )
-from ..training.trainer import Plan, Trainer
-from ..training.training_loss import next_tokens
-from ..training.validation_loss import Evaluation, evaluate_blocks
+from ..training.trainer import Trainer
 
 
 def finetune(
@@ -48,7 +46,7 @@ def finetune(
     data = {**data_hashes(train_blocks.manifest), "base": {name: sha256_of(base / name) for name in MODEL_FILES}}
     work = training_work("finetune", job, data)
 
-    def make_trainer(folder: Path) -> Trainer:
+    def make_trainer() -> Trainer:
         model = load(base).to(device).train()
         if not isinstance(model, GPT2LMHeadModel):
             raise UserError(f"{base} holds a {type(model).__name__} and a GPT-2 is fine-tuned here")
@@ -56,22 +54,19 @@ def finetune(
         if (longest := context_of(model)) < job.context:
             raise UserError(f"{base} takes {longest} tokens and the blocks have {job.context}: cut shorter ones")
 
-        def validate() -> Evaluation:
-            rows = hardware.micro_batch or job.batch
-            return evaluate_blocks(model, valid_blocks.rows, batch=rows, device=device)
-
-        plan = Plan(
+        plan = plan_on_blocks(
+            model,
+            train_blocks,
+            valid_blocks,
+            out,
             label=f"{job.method} {job.size} seed{job.seed}",
             seed=job.seed,
             steps=job.steps,
+            batch=job.batch,
+            scored=hardware.micro_batch or job.batch,
             optimisation=Optimisation.of_finetuning(job),
             hardware=hardware,
-            batch_at=lambda step: next_tokens(batch_of(train_blocks, seed=job.seed, step=step, batch=job.batch)),
-            validate=validate,
-            tokens_per_step=job.batch * job.context,
             fingerprint=work.fingerprint,
-            folder=folder,
-            events=out / "tensorboard" if hardware.tensorboard else None,
         )
         return Trainer(model, attach_method(model, job, eot=train_blocks.manifest["eod"]), plan)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from tapernorm.checkpoints.pretrained import commit_of, find
 from tapernorm.checkpoints.store import save
 from tapernorm.models.decoder import parameter_count
 from tapernorm.util.atomic_files import write_json
@@ -15,20 +16,18 @@ from tapernorm.util.rng import generator
 
 from ..config.jobs import BaseJob
 from ..config.sections import HardwareConfig
-from ..data.blocks import Blocks, batch_of
+from ..data.blocks import Blocks
 from ..models.gpt2 import fresh, is_disarmed, load_base
 from ..training.device import take_device
-from ..training.optimizer import Optimisation
 from ..training.outputs import Work, output_folder
+from ..training.plan import Optimisation, plan_on_blocks
 from ..training.run_folder import (
     SCHEMA_VERSION,
     data_hashes,
     run_training,
     training_work,
 )
-from ..training.trainer import Plan, Trainer
-from ..training.training_loss import next_tokens
-from ..training.validation_loss import Evaluation, evaluate_blocks
+from ..training.trainer import Trainer
 from .finetune import require_context
 
 
@@ -41,14 +40,15 @@ def bring_model(source: str, out: Path, *, overwrite: bool = False) -> dict[str,
     """
     work = Work("base", {"source": source})
     with output_folder(out, work, overwrite=overwrite):
-        model = load_base(source)
+        folder = find(source)
+        model = load_base(folder)
         (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
         save(model, out)
         result = {
             "schema_version": SCHEMA_VERSION,
             "kind": "base",
             "source": source,
-            "commit": getattr(model.config, "_commit_hash", None),  # of the hub's repository; None for a folder
+            "commit": commit_of(folder),  # of the hub's repository; None for a folder
             "normalises": not is_disarmed(model.config),
             "values": {"parameters": {"value": parameter_count(model), "unit": "parameters"}},
             "provenance": provenance(config_hash=digest({"source": source})),
@@ -86,27 +86,25 @@ def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig, *
     require_context(job.context, train_blocks, blocks)
     work = training_work("base", job, data_hashes(train_blocks.manifest))
 
-    def make_trainer(folder: Path) -> Trainer:
+    def make_trainer() -> Trainer:
         vocab_size = train_blocks.manifest["vocab_size"]
         start = generator(job.seed, "init")
         made_here = fresh(made.shape, vocab_size=vocab_size, context=job.context, generator=start)
         model = nn.Module.to(made_here, device).train()
 
-        def validate() -> Evaluation:
-            return evaluate_blocks(model, valid_blocks.rows, batch=made.train.batch, device=device)
-
-        plan = Plan(
+        plan = plan_on_blocks(
+            model,
+            train_blocks,
+            valid_blocks,
+            out,
             label=f"base {job.size}",
             seed=job.seed,
             steps=made.steps,
+            batch=made.train.batch,
+            scored=made.train.batch,
             optimisation=Optimisation.of_pretraining(made.train, made.steps),
             hardware=hardware,
-            batch_at=lambda step: next_tokens(batch_of(train_blocks, seed=job.seed, step=step, batch=made.train.batch)),
-            validate=validate,
-            tokens_per_step=made.train.batch * job.context,
             fingerprint=work.fingerprint,
-            folder=folder,
-            events=out / "tensorboard" if hardware.tensorboard else None,
         )
         return Trainer(model, None, plan)
 

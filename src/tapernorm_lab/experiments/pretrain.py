@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from tapernorm.architectures import select_norms
 from tapernorm.models.decoder import Decoder
 from tapernorm.scale_loss import relative_target_loss
@@ -18,15 +16,15 @@ from ..config.sections import HardwareConfig, Strict
 from ..data.token_stream import TokenStream, windows
 from ..training.device import take_device
 from ..training.norm_driver import TaperDriver
-from ..training.optimizer import Optimisation
+from ..training.plan import Optimisation, plan_on_stream
 from ..training.run_folder import (
     data_hashes,
     require_vocabulary,
     run_training,
     training_work,
 )
-from ..training.trainer import Plan, Trainer
-from ..training.validation_loss import Evaluation, evaluate, scoring_windows
+from ..training.trainer import Trainer
+from ..training.validation_loss import Evaluation, scoring_windows
 from .radial_gradient import radial_share
 from .taper_start_jump import ScoredTaper
 
@@ -81,43 +79,29 @@ def train_decoder(
     train_stream, valid_stream = (TokenStream.open(tokens, split) for split in ("train", "valid"))
     require_vocabulary(job.model.vocab_size, train_stream.manifest, tokens)
 
-    def batch_at(step: int) -> tuple[Tensor, Tensor]:
-        shape = {"batch": job.train.batch, "context": job.model.context}
-        both = windows(train_stream, seed=job.seed, step=step, **shape)
-        return both[:, :-1], both[:, 1:]
-
-    batch_at(0)  # a stream that is too short is refused before any work
+    shape = {"batch": job.train.batch, "context": job.model.context}
+    windows(train_stream, seed=job.seed, step=0, **shape)  # a stream that is too short is refused before any work
     work = training_work(kind, identity, data_hashes(train_stream.manifest))
 
-    def make_trainer(folder: Path) -> Trainer:
+    def make_trainer() -> Trainer:
         model = Decoder(job.model).initialize(generator(job.seed, "init"))
         prepare(model)
         model.to(device)
 
-        def validate() -> Evaluation:
-            return evaluate(
-                model,
-                valid_stream.tokens,
-                text_bytes=valid_stream.split["bytes"],
-                context=job.model.context,
-                batch=job.train.batch,
-                device=device,
-            )
-
-        plan = Plan(
+        plan = plan_on_stream(
+            model,
+            train_stream,
+            valid_stream,
+            out,
             label=f"{job.variant} d{job.model.d_model} seed{job.seed}",
             seed=job.seed,
             steps=job.steps,
             optimisation=Optimisation.of_pretraining(job.train, job.steps),
             hardware=hardware,
-            batch_at=batch_at,
-            validate=validate,
-            tokens_per_step=job.train.batch * job.model.context,
             fingerprint=work.fingerprint,
-            folder=folder,
-            events=out / "tensorboard" if hardware.tensorboard else None,
+            **shape,
         )
-        return Trainer(model, drive(model, validate), plan)
+        return Trainer(model, drive(model, plan.validate), plan)
 
     def details(trainer: Trainer) -> dict[str, Any]:
         some = max(1, _RADIAL_TOKENS // job.model.context)

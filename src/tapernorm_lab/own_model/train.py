@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +15,11 @@ from tapernorm.taper import Taper, attach
 from tapernorm.util.atomic_files import discard, write_json
 from tapernorm.util.provenance import code_commit
 
-from ..data.blocks import Blocks, batch_of
+from ..data.blocks import Blocks
 from ..data.tokenizers import open_tokenizer
-from ..training.optimizer import Optimisation
+from ..training.plan import Optimisation, plan_on_blocks
 from ..training.run_folder import train_in
-from ..training.trainer import Plan, Trainer
-from ..training.training_loss import next_tokens
-from ..training.validation_loss import evaluate_blocks
+from ..training.trainer import Trainer
 from .export_run import STORY
 from .job import TaperJob
 from .options import HELD_OUT
@@ -53,23 +50,25 @@ def train(
     job, hardware = run.job, run.hardware
     rows, valid = blocks[HELD_OUT, "train"], blocks[HELD_OUT, "valid"]
 
-    def make_trainer(folder: Path) -> Trainer:
+    def make_trainer() -> Trainer:
         model = load_pretrained(run.base).to(device).train()
         look = look_at(model, rows.rows, open_tokenizer(run.out / "tokenizer"))
         for line in look.warnings(run.tapered, level_weight=job.level_weight):
             print(line, file=sys.stderr)
         taper, commit = _attach(model, job), code_commit()  # of what runs here
-        plan = Plan(
+        plan = plan_on_blocks(
+            model,
+            rows,
+            valid,
+            run.out,
             label=f"taper seed{job.seed}",
             seed=job.seed,
             steps=job.steps,
+            batch=job.batch,
+            scored=hardware.micro_batch or job.batch,
             optimisation=Optimisation.of_finetuning(job),
             hardware=hardware,
-            batch_at=lambda step: next_tokens(batch_of(rows, seed=job.seed, step=step, batch=job.batch)),
-            validate=lambda: evaluate_blocks(model, valid.rows, batch=hardware.micro_batch or job.batch, device=device),
-            tokens_per_step=job.batch * job.context,
             fingerprint=fingerprint,
-            folder=folder,
             remedy=remedy_of(job),
             salvage=lambda steps: _salvage(run, facts, model, taper, steps, commit),
             tolerant=True,  # a few lost rows are among what the scores tell

@@ -13,7 +13,7 @@ from ..config.variants import PAPER_VARIANTS
 from .engine import statistics as stats
 from .frames.decoding import Bench
 from .frames.gpt2_summary import published_gap
-from .tables.table2_notes import NAIVE
+from .tables.table2_decoding import NAIVE
 from .verdicts import Estimate
 
 NORMED = tuple(variant.name for variant in PAPER_VARIANTS if not variant.final)  # they keep the final norm

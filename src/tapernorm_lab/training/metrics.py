@@ -48,7 +48,7 @@ class StepMeter:
     """Logit and pre-logit magnitudes over the micro-batches of one optimizer step, those of all ranks."""
 
     def __init__(self) -> None:
-        self._logit_square = self._scale = 0.0  # means over tokens
+        self._logit_square = self._logit_variance = self._scale = 0.0  # means over tokens
         self._logit_max = self._scale_max = 0.0
 
     def add(self, share: float, logits: Tensor, scale: Tensor) -> None:
@@ -57,17 +57,20 @@ class StepMeter:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         low, high = logits.aminmax()
         self._logit_square += share * (torch.linalg.vector_norm(logits).item() ** 2 / logits.numel())
+        self._logit_variance += share * logits.var(dim=-1, correction=0).mean().item()
         self._logit_max = max(self._logit_max, high.item(), -low.item())
         self._scale += share * scale.mean().item()
         self._scale_max = max(self._scale_max, scale.max().item())
 
     def row(self) -> dict[str, float]:
         """The metrics of a logged step; the same on every rank."""
-        every = gathered([self._logit_square, self._scale, self._logit_max, self._scale_max])  # (ranks, 4)
-        logit_square, scale = every[:, :2].sum(0).tolist()
-        logit_max, scale_max = every[:, 2:].amax(0).tolist()
+        means = [self._logit_square, self._logit_variance, self._scale]
+        every = gathered([*means, self._logit_max, self._scale_max])  # (ranks, 5)
+        logit_square, logit_variance, scale = every[:, :3].sum(0).tolist()
+        logit_max, scale_max = every[:, 3:].amax(0).tolist()
         return {
             "logit_rms": math.sqrt(logit_square),
+            "logit_rms_centred": math.sqrt(logit_variance),  # about each token's mean, which softmax ignores
             "logit_max": logit_max,
             "scale_mean": scale,
             "scale_max": scale_max,

@@ -63,7 +63,7 @@ def run_training(
     work: Work,
     job: Strict,
     out: Path,
-    make_trainer: Callable[[Path], Trainer],
+    make_trainer: Callable[[], Trainer],
     details: Callable[[Trainer], dict[str, Any]],
     *,
     overwrite: bool = False,
@@ -86,12 +86,12 @@ def train_in(
     kind: str,
     job: Strict,
     fingerprint: str,
-    make_trainer: Callable[[Path], Trainer],
+    make_trainer: Callable[[], Trainer],
     details: Callable[[Trainer], dict[str, Any]],
     *,
     told: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run (or resume) the trainer that `make_trainer` builds for its resume folder; publish into `out`, which is held.
+    """Run (or resume) the trainer that `make_trainer` builds; publish into `out`, which is held.
 
     Args:
         kind: what result.json says it is.
@@ -107,7 +107,7 @@ def train_in(
     if (done := from_leader(lambda: _done(out, fingerprint))) is not None:
         return done
     commit = code_commit()  # of what runs here: by the end of a long training, other code may lie in its place
-    trainer = make_trainer(out / "resume" / fingerprint)
+    trainer = make_trainer()
     score = trainer.run()
     facts = {"fingerprint": fingerprint, "commit": commit}
     return from_leader(lambda: _publish(kind, job, out, facts, trainer, score, details(trainer), told))

@@ -10,10 +10,7 @@ an optimizer step sees, the gradients, the norms' statistics and the losses, is 
 import math
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,54 +23,17 @@ from tapernorm.util.atomic_files import read_json, write_json
 from tapernorm.util.distributed import rank, sum_over_ranks
 from tapernorm.util.rng import seed_dropout
 
-from ..config.sections import HardwareConfig
 from .find_overflow import Diverged, find_overflow
 from .metrics import MetricsFile, NoMetrics, Progress, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
-from .optimizer import Optimisation
+from .plan import Plan
 from .ranks import asked_to_stop, from_leader, leads, require_ranks, share_of, stop_if_asked, sum_gradients
 from .resume_checkpoints import Checkpoints
 from .stop_signals import Stopped, until_safe
-from .training_loss import IGNORED, checkpoint_activations, compiled_loss, training_loss
+from .training_loss import checkpoint_activations, compiled_loss, training_loss
 from .validation_loss import Evaluation
 
-__all__ = ["IGNORED", "Diverged", "Plan", "Trainer", "training_loss"]
-
 _EXPLODED = 1.5  # times log(vocabulary): a random model begins at about 1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the trainer runs: everything but the model.
-
-    Attributes:
-        seed: of dropout.
-        batch_at: step -> inputs and targets, each (B, T) int64; `IGNORED` is no target, and every row has as many.
-            The whole batch, on every rank.
-        validate: scores the validation split with the model as it stands; the same on every rank.
-        fingerprint: digest of whatever defines the numbers; checkpoints of others never load.
-        folder: where checkpoints and growing metrics live until the run is done.
-        events: where TensorBoard event files go; None: none are written.
-        remedy: what to change after a divergence, in the words of whoever made the plan.
-        salvage: keeps what it can use of a model as it was after so many steps, before one that diverged, and says so;
-            on every rank.
-        tolerant: a final score that is not finite is a result, and not a divergence.
-    """
-
-    label: str
-    seed: int
-    steps: int
-    optimisation: Optimisation
-    hardware: HardwareConfig
-    batch_at: Callable[[int], tuple[Tensor, Tensor]]
-    validate: Callable[[], Evaluation]
-    tokens_per_step: int
-    fingerprint: str
-    folder: Path
-    events: Path | None = None
-    remedy: str = "lower train.lr or train.clip_norm"
-    salvage: Callable[[int], str] | None = None
-    tolerant: bool = False
 
 
 class Trainer:

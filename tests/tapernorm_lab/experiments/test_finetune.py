@@ -25,9 +25,9 @@ from tapernorm_lab.config.jobs import FinetuneJob
 from tapernorm_lab.data.blocks import Blocks, batch_of
 from tapernorm_lab.experiments.finetune import attach_method, finetune
 from tapernorm_lab.models.gpt2 import GPT2LMHeadModel
-from tapernorm_lab.training.optimizer import Optimisation
-from tapernorm_lab.training.trainer import IGNORED, Plan, Trainer
-from tapernorm_lab.training.training_loss import next_tokens
+from tapernorm_lab.training.plan import Optimisation, Plan
+from tapernorm_lab.training.trainer import Trainer
+from tapernorm_lab.training.training_loss import IGNORED, next_tokens
 from tapernorm_lab.training.validation_loss import Evaluation
 
 CHANGES = sorted({FAKELN["mlp_start"], FAKELN["qk_start"], FAKELN["v_start"], FAKELN["final"]})

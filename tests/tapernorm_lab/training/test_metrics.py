@@ -182,9 +182,23 @@ def test_the_meter_weighs_micro_batches_by_their_share() -> None:
         meter.add(len(logits[part]) / 5, logits[part], scale[part])
     found = meter.row()
     assert found["logit_rms"] == pytest.approx(logits.square().mean().sqrt().item(), rel=1e-12)
+    centred = logits - logits.mean(-1, keepdim=True)
+    assert found["logit_rms_centred"] == pytest.approx(centred.square().mean().sqrt().item(), rel=1e-12)
     assert found["logit_max"] == logits.abs().max().item()
     assert found["scale_mean"] == pytest.approx(scale.mean().item(), rel=1e-12)
     assert found["scale_max"] == scale.max().item()
+
+
+def test_a_shift_that_all_logits_of_a_token_share_leaves_the_centred_magnitude() -> None:
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shift = torch.tensor([3.0, -50.0, 1000.0])[:, None]
+    rows = []
+    for shown in (logits, logits + shift):
+        meter = StepMeter()
+        meter.add(1.0, shown, torch.ones(2, 3, 1))
+        rows.append(meter.row())
+    assert rows[1]["logit_rms_centred"] == pytest.approx(rows[0]["logit_rms_centred"], rel=1e-9)
+    assert rows[1]["logit_rms"] > 100 * rows[0]["logit_rms"]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

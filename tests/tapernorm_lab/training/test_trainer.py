@@ -21,8 +21,8 @@ from tapernorm.util.rng import generator
 from tapernorm_lab.config.jobs import PretrainJob
 from tapernorm_lab.experiments.pretrain import attach_variant
 from tapernorm_lab.training.device import pick_device
-from tapernorm_lab.training.optimizer import Optimisation
-from tapernorm_lab.training.trainer import Diverged, Plan, Trainer
+from tapernorm_lab.training.plan import Optimisation, Plan
+from tapernorm_lab.training.trainer import Diverged, Trainer
 from tapernorm_lab.training.validation_loss import Evaluation
 
 GROUPS = ("embeddings", "attention", "mlp", "norms")

@@ -1,0 +1,183 @@
+"""What the trainer runs, apart from the model: optimizer, learning rate, batches and the validation score.
+
+B batch, T context, R rows of a split.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from tapernorm.schedule import lr_at
+
+from ..config.jobs import TuningJob
+from ..config.sections import HardwareConfig, TrainConfig
+from ..data.blocks import Blocks, batch_of
+from ..data.token_stream import TokenStream, windows
+from .training_loss import next_tokens
+from .validation_loss import Evaluation, evaluate, evaluate_blocks
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """AdamW, a warm-up and a cosine, clipping and precision (method.md sections 9 and 10).
+
+    Attributes:
+        lr: peak of the learning rate.
+        min_lr: what the cosine falls to.
+        warmup: steps of linear warm-up.
+        decay: the step at which the cosine ends; may lie after the last step of the run.
+        clip_norm: largest global gradient norm.
+        precision: bf16 is autocast, weights stay as they are.
+        log_every: steps between lines of metrics.
+        eval_every: steps between evaluations; 0: at the end only.
+    """
+
+    lr: float
+    min_lr: float
+    warmup: int
+    decay: int
+    betas: tuple[float, float]
+    adam_eps: float
+    weight_decay: float
+    clip_norm: float
+    precision: Literal["float32", "bf16"]
+    log_every: int
+    eval_every: int
+
+    @classmethod
+    def of_pretraining(cls, train: TrainConfig, steps: int) -> Self:
+        """Warm-up over a fraction of the steps, cosine to zero at the last one (section 9)."""
+        shared = train.model_dump(exclude={"batch", "warmup_fraction"})
+        return cls(min_lr=0.0, warmup=round(train.warmup_fraction * steps), decay=steps, **shared)
+
+    @classmethod
+    def of_finetuning(cls, job: TuningJob) -> Self:
+        """Warm-up and cosine in steps, to a floor (section 10)."""
+        shared = job.train.model_dump(exclude={"ema_rate"})
+        return cls(lr=job.lr, min_lr=job.min_lr, warmup=job.warmup_steps, decay=job.decay_steps, **shared)
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of optimizer step k = `step`."""
+        return lr_at(step, steps=self.decay, peak=self.lr, warmup=self.warmup, floor=self.min_lr)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.AdamW:
+        """AdamW with weight decay on matrices only, fused."""
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.adam_eps, fused=True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the trainer runs: everything but the model.
+
+    Attributes:
+        seed: of dropout.
+        batch_at: step -> inputs and targets, each (B, T) int64; `IGNORED` is no target, and every row has as many.
+            The whole batch, on every rank.
+        validate: scores the validation split with the model as it stands; the same on every rank.
+        fingerprint: digest of whatever defines the numbers; checkpoints of others never load.
+        folder: where checkpoints and growing metrics live until the run is done.
+        events: where TensorBoard event files go; None: none are written.
+        remedy: what to change after a divergence, in the words of whoever made the plan.
+        salvage: keeps what it can use of a model as it was after so many steps, before one that diverged, and says so;
+            on every rank.
+        tolerant: a final score that is not finite is a result, and not a divergence.
+    """
+
+    label: str
+    seed: int
+    steps: int
+    optimisation: Optimisation
+    hardware: HardwareConfig
+    batch_at: Callable[[int], tuple[Tensor, Tensor]]
+    validate: Callable[[], Evaluation]
+    tokens_per_step: int
+    fingerprint: str
+    folder: Path
+    events: Path | None = None
+    remedy: str = "lower train.lr or train.clip_norm"
+    salvage: Callable[[int], str] | None = None
+    tolerant: bool = False
+
+
+def plan_on_blocks(
+    model: nn.Module,
+    train: Blocks,
+    valid: Blocks,
+    out: Path,
+    *,
+    seed: int,
+    batch: int,
+    scored: int,
+    fingerprint: str,
+    hardware: HardwareConfig,
+    **settings: Any,
+) -> Plan:
+    """The plan of a training of `model` on rows of blocks, for the run folder `out`.
+
+    Args:
+        batch: rows of an optimizer step.
+        scored: rows per forward pass of the validation.
+        settings: the other attributes of `Plan`.
+    """
+    device = next(model.parameters()).device
+    return Plan(
+        seed=seed,
+        batch_at=lambda step: next_tokens(batch_of(train, seed=seed, step=step, batch=batch)),
+        validate=lambda: evaluate_blocks(model, valid.rows, batch=scored, device=device),
+        tokens_per_step=batch * train.rows.shape[1],
+        hardware=hardware,
+        **_places(out, fingerprint, hardware),
+        **settings,
+    )
+
+
+def plan_on_stream(
+    model: nn.Module,
+    train: TokenStream,
+    valid: TokenStream,
+    out: Path,
+    *,
+    seed: int,
+    batch: int,
+    context: int,
+    fingerprint: str,
+    hardware: HardwareConfig,
+    **settings: Any,
+) -> Plan:
+    """The plan of a training of `model` on windows of a token stream, for the run folder `out`.
+
+    Args:
+        batch: windows of an optimizer step, and of a forward pass of the validation.
+        settings: the other attributes of `Plan`.
+    """
+    device, size = next(model.parameters()).device, valid.split["bytes"]
+    shape = {"batch": batch, "context": context}
+
+    def batch_at(step: int) -> tuple[Tensor, Tensor]:
+        both = windows(train, seed=seed, step=step, **shape)  # (B, T + 1)
+        return both[:, :-1], both[:, 1:]
+
+    return Plan(
+        seed=seed,
+        batch_at=batch_at,
+        validate=lambda: evaluate(model, valid.tokens, text_bytes=size, device=device, **shape),
+        tokens_per_step=batch * context,
+        hardware=hardware,
+        **_places(out, fingerprint, hardware),
+        **settings,
+    )
+
+
+def _places(out: Path, fingerprint: str, hardware: HardwareConfig) -> dict[str, Any]:
+    events = out / "tensorboard" if hardware.tensorboard else None
+    return {"fingerprint": fingerprint, "folder": out / "resume" / fingerprint, "events": events}
