@@ -28,7 +28,7 @@ from .scale_warnings import LEVEL, look_at
 from .scores import SCORES
 
 LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
-_TOLD = (SCORES, "spread.json", LAST_GOOD)  # of one run's weights
+_DERIVED = (SCORES, "spread.json", LAST_GOOD)  # of one run's weights
 
 
 def train(
@@ -82,7 +82,7 @@ def train(
         fingerprint,
         make_trainer,
         lambda trainer: {"base": facts} | _norms(trainer),
-        told=_TOLD,
+        derived=_DERIVED,
     )
 
 

@@ -455,16 +455,6 @@ def test_another_job_is_refused_before_the_text_of_the_first_one_is_replaced(hom
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_that_an_earlier_version_left_unmarked_is_this_job_and_no_other(home, finished, tmp_path, capsys):
-    out = Path(shutil.copytree(finished, tmp_path / "run"))
-    (out / ".tapernorm.json").unlink()
-    shared = ["--final", "--score", f"more={home / 'more.txt'}"]
-    assert main([*words_of(home, out), *shared, "--seed", "2"]) == 2
-    assert "seed 1 there, 2 here" in capsys.readouterr().err
-    assert main([*words_of(home, out), *shared]) == 0
-    assert "nothing to do" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["data/held-out/blocks/train.bin", "scores.json", "tokenizer/tokenizer.json"])
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")], ids=["gone", "cut"])
 def test_what_is_damaged_of_a_finished_run_is_made_again(home, finished, tmp_path, capsys, name, damage):
