@@ -132,7 +132,7 @@ def test_a_job_and_a_config_name_the_same_job(called: list, variant: str) -> Non
 )
 def test_a_job_takes_no_option_that_would_choose_one(verb: str, needs: list, option: list, tmp_path, capsys) -> None:
     said = complaint(capsys, [verb, *needs, "--job", "{}", *option, "--out", str(tmp_path / "out")])
-    assert "a --job names its own" in said
+    assert f"a --job, which names its own settings, takes no {option[0]}" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -175,7 +175,7 @@ REFUSED = {
     "a job without hardware": (["--job", JOB], "needs --hardware"),
     "hardware that is not JSON": (["--job", JOB, "--hardware", "cpu"], "--hardware is not JSON"),
     "a job and a setting": (["--job", JOB, "--hardware", HARD, "--set", "train.lr=1"], "--set changes a --config"),
-    "a job and a cell": (["--job", JOB, "--hardware", HARD, "--seed", "0"], "--seed choose a job of a --config file"),
+    "a job and a cell": (["--job", JOB, "--hardware", HARD, "--seed", "0"], "settings, takes no --seed"),
 }
 
 
@@ -385,25 +385,28 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, er
 
 
 RUN = ["--config", CONFIG, "--out", "o"]
+BLOCKS = ["evaluate", "--model", "m", "--blocks", "a=b"]
 TOGETHER = {
-    "a text in blocks is made from --tokenizer": ["tokens", *RUN, "--text", "train", "--corpus", "c"],
-    "a filtered text is made from --rows, --seen": ["tokens", *RUN, "--text", "stdlib_filtered"],
+    "a text in blocks needs --tokenizer": ["tokens", *RUN, "--text", "train", "--corpus", "c"],
+    "a filtered text needs --rows, --seen": ["tokens", *RUN, "--text", "stdlib_filtered"],
     "a filtered text takes no --corpus": [
         *("tokens", *RUN, "--text", "stdlib_filtered", "--rows", "r", "--seen", "s", "--corpus", "c"),
     ],
     "a token stream takes no --seen": ["tokens", *RUN, "--corpus", "c", "--tokenizer", "t", "--seen", "s"],
-    "a tokenizer that is trained is made from --corpus": ["tokenizer", *RUN, "--gpt2"],
-    "the published tokenizer gpt2 takes no --corpus": [
+    "a tokenizer that is trained needs --corpus": ["tokenizer", *RUN, "--gpt2"],
+    "a published tokenizer takes no --corpus": [
         *("tokenizer", "--config", str(ROOT / "config/paper.yaml"), "--gpt2", "--corpus", "c", "--out", "o"),
     ],
-    "--size and --variant choose models of different kinds": ["pretrain", *RUN, "--size", "tiny", "--variant", "all"],
-    "--stage and --variant, --width choose": ["pretrain", *RUN, *CELL, "--stage", "S1"],
+    "a model chosen by --size takes no --variant": ["pretrain", *RUN, "--size", "tiny", "--variant", "all"],
+    "a model chosen by --stage takes no --variant, --width": ["pretrain", *RUN, *CELL, "--stage", "S1"],
     "GPT-2 tiny takes no --tokens": ["pretrain", *RUN, "--size", "tiny", "--blocks", "b", "--tokens", "t"],
     "a model that is pre-trained takes no --blocks": ["pretrain", *RUN, *CELL, "--tokens", "t", "--blocks", "b"],
-    "give one of them": ["evaluate", "--model", "m", "--tokens", "t", "--blocks", "a=b"],
-    "--split: only with --tokens": ["evaluate", "--model", "m", "--blocks", "a=b", "--split", "train"],
-    "--seed: only with --models": ["evaluate", "--model", "m", "--tokens", "t", "--seed", "0"],
-    "--models needs --tokenizer": ["evaluate", "--models", "baseline=m", "--tokens", "t", *RUN],
+    "on --tokens or on --blocks": ["evaluate", "--model", "m"],
+    "a score on --tokens takes no --blocks": ["evaluate", "--model", "m", "--tokens", "t", "--blocks", "a=b"],
+    "a score on --tokens takes no --seed": ["evaluate", "--model", "m", "--tokens", "t", "--seed", "0"],
+    "a score on --blocks needs --tokenizer, --out": [*BLOCKS],
+    "a score on --blocks takes no --split": [*BLOCKS, "--tokenizer", "t", "--out", "o", "--split", "train"],
+    "a score on --models needs --tokenizer": ["evaluate", "--models", "baseline=m", "--tokens", "t", *RUN],
     "no table 'table9'; there are table1": ["table", "table9", *RUN],
     "no figure 'table1'; there are figure1a": ["figure", "table1", *RUN],
     "name the config of the run": ["table", "table1", "--out", "o"],
