@@ -81,3 +81,13 @@ class TaperDriver:
 def driver_of(changes: Taper | NormDriver | None) -> NormDriver | None:
     """What drives the norms, as the trainer takes it: a taper in its adapter, FakeLN as it is, None for no change."""
     return TaperDriver(changes) if isinstance(changes, Taper) else changes
+
+
+def norms_told(driver: NormDriver | None, constant: str = "c") -> dict[str, Any]:
+    """What result.json says of the norms: the constant of each, by this name, and the scale target."""
+    target = None if driver is None else driver.scale_target
+    constants = {} if driver is None else driver.constants
+    return {
+        "norms": {site: {constant: value} for site, value in constants.items()},
+        "scale_target": None if target is None else target.item(),
+    }
