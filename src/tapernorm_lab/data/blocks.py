@@ -8,33 +8,23 @@ A split is one file of ids, row after row, in the smallest unsigned type that ho
 and is read memory-mapped. A batch is a function of (seed, step), so a resumed run has nothing to fast-forward.
 """
 
-import array
-from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tapernorm.util.atomic_files import sha256_of, whole_file, write_json
+from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.errors import UserError, setting
 from tapernorm.util.hashing import digest
-from tapernorm.util.provenance import provenance
 from tapernorm.util.rng import generator
 
 from ..config.jobs import BlocksJob
-from .corpus import SPLITS, read_documents
-from .manifest import SCHEMA_VERSION, read_manifest
-from .token_stream import (
-    DTYPES,
-    batches,
-    map_ids,
-    refuse_changed,
-    smallest_dtype,
-)
+from .corpus import SPLITS
+from .manifest import made_manifest, read_manifest, whole_files
+from .token_stream import DTYPES, encode_split, map_ids, open_split, smallest_dtype
 from .tokenizers import Coder, open_tokenizer
 
 
@@ -54,10 +44,7 @@ class Blocks:
             UserError: the folder holds no blocks of this schema version, no such split, or a file whose size is not
                 what the manifest says.
         """
-        manifest = read_manifest(folder, "blocks")
-        if split not in manifest["splits"]:
-            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
-        entry = manifest["splits"][split]
+        manifest, entry = open_split(folder, "blocks", split)
         ids = map_ids(folder / f"{split}.bin", entry["rows"] * manifest["context"], manifest["dtype"])
         return cls(ids.view(entry["rows"], manifest["context"]), manifest, entry)
 
@@ -90,23 +77,9 @@ def write_blocks(job: BlocksJob, corpus: Path, tokenizer: Path, out: Path) -> di
     coder = open_tokenizer(tokenizer)
     manifest_of_corpus = read_manifest(corpus, "corpus")
     described = manifest_of_corpus["splits"]
-    dtype = smallest_dtype(coder.vocab_size)
-    with ExitStack() as files:
-        manifest_file = files.enter_context(whole_file(out / "manifest.json"))
-        splits = {}
-        for split in (split for split in SPLITS if described[split]["documents"]):
-            path = files.enter_context(whole_file(out / f"{split}.bin"))
-            source = corpus / f"{split}.jsonl"
-            with open(path, "wb") as file:
-                splits[split] = _write(read_documents(source), coder, job, DTYPES[dtype][1], file)
-            refuse_changed(source, splits[split], described[split])
-            rows = splits[split]["rows"]
-            if rows == 0:
-                raise _too_short(split, splits[split]["tokens_dropped"], job.context, job.block_documents)
-            if split == "valid" and job.max_rows is not None and job.max_rows < rows:
-                _draw(path, rows, job, dtype)
-                splits[split] |= {"rows": job.max_rows, "drawn_from": rows}
-            splits[split]["sha256"] = sha256_of(path)
+    kept = [split for split in SPLITS if described[split]["documents"]]
+    with whole_files(out, *(f"{split}.bin" for split in kept)) as files:
+        splits = {split: _write(corpus, split, coder, job, files[f"{split}.bin"]) for split in kept}
         manifest = manifest_of(
             coder,
             splits,
@@ -119,7 +92,7 @@ def write_blocks(job: BlocksJob, corpus: Path, tokenizer: Path, out: Path) -> di
             },
             config_hash=digest(job),
         )
-        write_json(manifest_file, manifest)
+        write_json(files["manifest.json"], manifest)
     return manifest
 
 
@@ -133,45 +106,35 @@ def manifest_of(
     config_hash: str,
 ) -> dict[str, Any]:
     """The manifest of rows that are ids of `coder`."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "blocks",
-        "dtype": smallest_dtype(coder.vocab_size),
-        "vocab_size": coder.vocab_size,
-        "eod": coder.eod,
-        "context": context,
-        "block_documents": block_documents,
-        "tokenizer_sha256": coder.manifest["sha256"],
-        "splits": splits,
-        "details": details,
-        "provenance": provenance(config_hash=config_hash),
-    }
+    return made_manifest(
+        "blocks",
+        config_hash=config_hash,
+        dtype=smallest_dtype(coder.vocab_size),
+        vocab_size=coder.vocab_size,
+        eod=coder.eod,
+        context=context,
+        block_documents=block_documents,
+        tokenizer_sha256=coder.manifest["sha256"],
+        splits=splits,
+        details=details,
+    )
 
 
-def _write(documents: Iterable[str], coder: Coder, job: BlocksJob, code: str, file: BinaryIO) -> dict[str, Any]:
+def _write(corpus: Path, split: str, coder: Coder, job: BlocksJob, path: Path) -> dict[str, Any]:
     """Write the rows of one split; the manifest's entry of it."""
-    ids = array.array(code)  # encoded and in no row yet
-    rows = read = tokens = size = 0
-    for texts in batches(documents):
-        for text, encoded in zip(texts, coder.encode_batch(texts), strict=True):
-            ids.extend(encoded)
-            ids.append(coder.eod)
-            read, tokens, size = read + 1, tokens + len(encoded) + 1, size + len(text.encode("utf-8"))
-            whole = len(ids) // job.context
-            ids[: whole * job.context].tofile(file)
-            rows += whole
-            del ids[: whole * job.context]
-            if job.block_documents and read % job.block_documents == 0:
-                del ids[:]
-    return {"rows": rows, "documents": read, "bytes": size, "tokens_dropped": tokens - rows * job.context}
-
-
-def _draw(path: Path, rows: int, job: BlocksJob, dtype: str) -> None:
-    """Keep `job.max_rows` of the rows in `path`, drawn from all of them, in their order."""
-    ids = map_ids(path, rows * job.context, dtype).view(rows, job.context)
-    drawn = torch.randperm(rows, generator=generator(0, "blocks/valid"))[: job.max_rows].sort().values
-    kept = torch.stack([ids[row] for row in drawn.tolist()])
-    path.write_bytes(kept.numpy().tobytes())
+    counts = encode_split(corpus, split, coder, path, row=job.context, group=job.block_documents)
+    tokens, dtype = counts.pop("tokens"), smallest_dtype(coder.vocab_size)
+    rows = path.stat().st_size // (job.context * DTYPES[dtype][0].itemsize)
+    entry = {"rows": rows, **counts, "tokens_dropped": tokens - rows * job.context}
+    if rows == 0:
+        raise _too_short(split, tokens, job.context, job.block_documents)
+    if split == "valid" and job.max_rows is not None and job.max_rows < rows:
+        ids = map_ids(path, rows * job.context, dtype).view(rows, job.context)
+        drawn = torch.randperm(rows, generator=generator(0, "blocks/valid"))[: job.max_rows].sort().values
+        kept = torch.stack([ids[row] for row in drawn.tolist()])
+        path.write_bytes(kept.numpy().tobytes())
+        entry |= {"rows": job.max_rows, "drawn_from": rows}
+    return {**entry, "sha256": sha256_of(path)}
 
 
 def require_a_row(split: str, tokens: int, context: int) -> None:

@@ -14,19 +14,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
-from tapernorm.util.atomic_files import (
-    parse_json,
-    sha256_of,
-    whole_file,
-    write_json,
-)
+from tapernorm.util.atomic_files import parse_json, sha256_of, write_json
 from tapernorm.util.errors import UserError, setting
 from tapernorm.util.hashing import digest
-from tapernorm.util.provenance import provenance
 
 from ..config.jobs import CorpusJob
 from ..config.sections import DataConfig
-from .manifest import SCHEMA_VERSION
+from .manifest import made_manifest, whole_files
 from .passages import Layout, identity_of, least_characters
 from .sources import Source, Split, open_source
 
@@ -149,37 +143,29 @@ def build_corpus(job: CorpusJob, out: Path) -> dict[str, Any]:
         UserError: a source cannot be read, or a split would be empty. Nothing half-written is left.
     """
     reading = Reading(job)
-    with (
-        whole_file(out / "manifest.json") as manifest_file,
-        whole_file(out / "train.jsonl") as train_file,
-        whole_file(out / "valid.jsonl") as valid_file,
-    ):
-        files: dict[Split, Path] = {"valid": valid_file, "train": train_file}
-        counts = {split: _write(path, reading.documents(split), len(job.data)) for split, path in files.items()}
+    with whole_files(out, "valid.jsonl", "train.jsonl") as files:
+        # Validation first: training leaves out what it holds.
+        counts = {s: _write(files[f"{s}.jsonl"], reading.documents(s), len(job.data)) for s in reversed(SPLITS)}
         splits: dict[Split, dict[str, Any]] = {
             split: {unit: sum(count[unit] for count in counts[split]) for unit in ("documents", "bytes")}
             for split in SPLITS
         }
         reading.refuse_empty({split: splits[split]["documents"] for split in SPLITS})
-        splits["train"]["sha256"] = sha256_of(train_file)
-        splits["valid"]["sha256"] = sha256_of(valid_file)
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "corpus",
-            "splits": splits,
-            "dropped": reading.dropped,
-            "sources": [
-                {
-                    "source": data.source,
-                    "documents": {split: counts[split][place]["documents"] for split in SPLITS},
-                    "details": source.details,
-                }
-                for place, (data, source) in enumerate(reading.sources)
-            ],
-            **({} if reading.passages is None else {"passages": reading.passages}),
-            "provenance": provenance(config_hash=digest(job)),
-        }
-        write_json(manifest_file, manifest)
+        for split in SPLITS:
+            splits[split]["sha256"] = sha256_of(files[f"{split}.jsonl"])
+        sources = [
+            {
+                "source": data.source,
+                "documents": {split: counts[split][place]["documents"] for split in SPLITS},
+                "details": source.details,
+            }
+            for place, (data, source) in enumerate(reading.sources)
+        ]
+        passages = {} if reading.passages is None else {"passages": reading.passages}
+        manifest = made_manifest(
+            "corpus", config_hash=digest(job), splits=splits, dropped=reading.dropped, sources=sources, **passages
+        )
+        write_json(files["manifest.json"], manifest)
     if reading.passages is not None:
         print(told_of(splits, reading.passages), file=sys.stderr)
     return manifest

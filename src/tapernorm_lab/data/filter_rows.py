@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tapernorm.util.atomic_files import sha256_of, whole_file, write_json
+from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
-from tapernorm.util.provenance import provenance
 from tapernorm.util.rng import generator
 
 from ..config.jobs import FilterJob
 from .blocks import Blocks
+from .manifest import made_manifest, whole_files
 
 _IDS = 1 << 22  # ids in memory at once
 _NAMED = 20  # tokens that the manifest names
@@ -39,8 +39,8 @@ def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, 
     vocab_size = source.manifest["vocab_size"]
     known = _counts(_drawn(text, job.seen_rows, seen), vocab_size) > 0  # (V,)
     kept, dropped_by = 0, torch.zeros(vocab_size, dtype=torch.int64)
-    with whole_file(out / "manifest.json") as manifest_file, whole_file(out / "valid.bin") as path:
-        with open(path, "wb") as file:
+    with whole_files(out, "valid.bin") as files:
+        with open(files["valid.bin"], "wb") as file:
             for chunk in _chunks(source.rows):
                 stays = known[chunk.to(torch.int64)].all(dim=1)  # (rows of the chunk,)
                 file.write(chunk.numpy()[stays.numpy()].tobytes())
@@ -51,23 +51,20 @@ def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, 
                 f"not one of the {len(source.rows)} rows of {rows} consists of tokens that {seen} holds: compare with "
                 "more or other text (seen, seen_rows), or with shorter rows"
             )
-        details = source.manifest.get("details", {})
-        entry = {"rows": kept, "documents": None, "tokens_dropped": 0, "sha256": sha256_of(path)}
-        manifest = {
-            **source.manifest,
-            "splits": {"valid": entry},
-            "details": {
-                **{key: details[key] for key in ("sources", "hub", "files") if key in details},
-                "rows": len(source.rows),
-                "kept": kept,
-                "dropped": len(source.rows) - kept,
-                "unseen": _unseen(dropped_by * ~known),
-                "of_sha256": source.split["sha256"],
-                "seen": {"rows": job.seen_rows or len(text.rows), "of": len(text.rows), "sha256": text.split["sha256"]},
-            },
-            "provenance": provenance(config_hash=digest(job)),
+        of_source = source.manifest.get("details", {})
+        details = {
+            **{key: of_source[key] for key in ("sources", "hub", "files") if key in of_source},
+            "rows": len(source.rows),
+            "kept": kept,
+            "dropped": len(source.rows) - kept,
+            "unseen": _unseen(dropped_by * ~known),
+            "of_sha256": source.split["sha256"],
+            "seen": {"rows": job.seen_rows or len(text.rows), "of": len(text.rows), "sha256": text.split["sha256"]},
         }
-        write_json(manifest_file, manifest)
+        entry = {"rows": kept, "documents": None, "tokens_dropped": 0, "sha256": sha256_of(files["valid.bin"])}
+        said = {**source.manifest, "splits": {"valid": entry}, "details": details}
+        manifest = {**said, **made_manifest("blocks", config_hash=digest(job))}
+        write_json(files["manifest.json"], manifest)
     return manifest
 
 

@@ -16,18 +16,12 @@ from typing import Any
 
 from tapernorm.checkpoints.gguf import is_gguf, tokenizer_of_gguf
 from tapernorm.checkpoints.tokenizer_files import TOKENIZER_FILES
-from tapernorm.util.atomic_files import (
-    read_json,
-    sha256_of,
-    whole_file,
-    write_json,
-)
+from tapernorm.util.atomic_files import read_json, sha256_of, whole_file, write_json
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
-from tapernorm.util.provenance import provenance
 
 from ..config.jobs import BpeJob
-from .manifest import GPT2_BPE, HUB, SCHEMA_VERSION, read_manifest
+from .manifest import GPT2_BPE, HUB, made_manifest, read_manifest
 from .sentencepiece import EOD
 
 _FILE = "tokenizer.json"
@@ -39,30 +33,10 @@ _GPT2_IDS = [15496, 995]  # of the probe
 _ODD = " \t\r\n\n  \x00\x85\u2028naïve 中 👩‍👩‍👧 e\u0301 \u2581" + EOD + " don't"
 
 
-def backend_of(path: Path, manifest: Mapping[str, Any], remedy: str) -> Any:
-    """The `tokenizers.Tokenizer` in a file: it encodes all of a text, and the literal text of a special token as text.
+class HFTokenizer:
+    """The tokenizer that `save_hub_tokenizer` or `save_bpe` wrote into a folder; the interface of `tokenizers.Coder`.
 
-    Truncation and padding that the file was saved with are switched off.
-
-    Raises:
-        UserError: the file is not the one that the manifest describes, or no tokenizer.
-    """
-    from tokenizers import Tokenizer
-
-    if not path.is_file() or sha256_of(path) != manifest["sha256"]:
-        raise UserError(f"{path} is missing or is not what its manifest describes; {remedy}")
-    try:
-        backend = Tokenizer.from_file(str(path))
-    except Exception as error:  # `tokenizers` raises no other type
-        raise UserError(f"{path} is no tokenizer ({error}); {remedy}") from error
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
-    return backend
-
-
-class HubTokenizer:
-    """The tokenizer that `save_hub_tokenizer` wrote into a folder; the interface of `tokenizers.Coder`.
+    It encodes all of a text: truncation and padding that the file was saved with are switched off.
 
     Raises:
         UserError: the folder holds no such tokenizer, or not the one that its manifest describes.
@@ -73,23 +47,41 @@ class HubTokenizer:
     eod: int
 
     def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
         self.manifest = read_manifest(folder, "tokenizer")
         path = folder / self.manifest.get("opened", _FILE)
-        self._tokenizer = backend_of(path, self.manifest, f"delete {folder} and run it again")
+        remedy = f"delete {folder} and run its job again"
+        if not path.is_file() or sha256_of(path) != self.manifest["sha256"]:
+            raise UserError(f"{path} is missing or is not what its manifest describes; {remedy}")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # `tokenizers` raises no other type
+            raise UserError(f"{path} is no tokenizer ({error}); {remedy}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # the literal text of a special token is text
         self.vocab_size = self.manifest["vocab_size"]
         self.eod = self.manifest["eod"]
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text as the tokenizer marks it, without the end-of-document id at either end."""
-        return self._bare(self._tokenizer.encode(text).ids)
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
         return [self._bare(encoded.ids) for encoded in self._tokenizer.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text that `ids` stand for; special tokens give none."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        """The text that `ids` stand for; special tokens give none, and ids that end inside a character U+FFFD.
+
+        Raises:
+            IndexError: an id is outside the vocabulary.
+        """
+        ids = list(ids)
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise IndexError(f"ids run from {min(ids)} to {max(ids)} and the vocabulary to {self.vocab_size - 1}")
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def _bare(self, ids: list[int]) -> list[int]:
         first = 1 if ids and ids[0] == self.eod else 0
@@ -100,7 +92,7 @@ class HubTokenizer:
 def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str, Any]:
     """Write the tokenizer of the model in `source`, a folder or a GGUF file, into `out`; returns its manifest.
 
-    The files of a folder are copied byte for byte, for the export. `HubTokenizer` opens what transformers made of them.
+    The files of a folder are copied byte for byte, for the export. `HFTokenizer` opens what transformers made of them.
 
     Args:
         vocab_size: the model's.
@@ -117,23 +109,26 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
             raise UserError(f"the tokenizer in {source} has no tokenizer.json: save its fast form there")
         eod = _require_ids(loaded, source, vocab_size)
         files = _files_of(source, made, loaded)
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "tokenizer",
-            "vocab_size": vocab_size,
-            "model_type": HUB,
-            "eod": eod,
-            "source": str(source),
-            "opened": _OPENED,
-            "sha256": sha256_of(files[_OPENED]),
-            "files": {name: sha256_of(path) for name, path in files.items()},
-            "provenance": provenance(config_hash=digest({"source": str(source)})),
-        }
-        for name, path in files.items():
-            with whole_file(out / name) as copy:
-                copy.write_bytes(path.read_bytes())
-        write_json(out / "manifest.json", manifest)
+        manifest = made_manifest(
+            "tokenizer",
+            config_hash=digest({"source": str(source)}),
+            vocab_size=vocab_size,
+            model_type=HUB,
+            eod=eod,
+            source=str(source),
+            opened=_OPENED,
+            sha256=sha256_of(files[_OPENED]),
+            files={name: sha256_of(path) for name, path in files.items()},
+        )
+        _copy(files, manifest, out)
     return manifest
+
+
+def _copy(files: Mapping[str, Path], manifest: dict[str, Any], out: Path) -> None:
+    for name, path in files.items():
+        with whole_file(out / name) as copy:
+            copy.write_bytes(path.read_bytes())
+    write_json(out / "manifest.json", manifest)
 
 
 def _load(source: Path) -> Any:
@@ -222,43 +217,6 @@ def _settings(source: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-class BpeTokenizer:
-    """The tokenizer that `save_bpe` wrote into a folder; the interface of `tokenizers.Coder`.
-
-    Raises:
-        UserError: the folder holds no such tokenizer, or not the one that its manifest describes.
-    """
-
-    manifest: dict[str, Any]
-    vocab_size: int
-    eod: int
-
-    def __init__(self, folder: Path) -> None:
-        self.manifest = read_manifest(folder, "tokenizer")
-        self._tokenizer = backend_of(folder / _FILE, self.manifest, "run `tapernorm tokenizer` again")
-        self.vocab_size = self._tokenizer.get_vocab_size()
-        self.eod = self.manifest["eod"]
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of one text, without an end-of-document id."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
-        return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text that `ids` stand for; ids that end inside a character give U+FFFD there.
-
-        Raises:
-            IndexError: an id is outside the vocabulary.
-        """
-        ids = list(ids)
-        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise IndexError(f"ids run from {min(ids)} to {max(ids)} and the vocabulary to {self.vocab_size - 1}")
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
-
-
 def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
     """Write the published tokenizer that `job` names, a hub name or a folder, into `out`; returns its manifest.
 
@@ -285,27 +243,24 @@ def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         loaded.save_pretrained(folder)
-        files = sorted(path.name for path in folder.iterdir() if path.is_file())
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "tokenizer",
-            "vocab_size": GPT2_VOCAB_SIZE,
-            "model_type": GPT2_BPE,
-            "eod": loaded.convert_tokens_to_ids(EOD),
-            "source": job.source,
-            "sha256": sha256_of(folder / _FILE),
-            "files": {file: sha256_of(folder / file) for file in files},
-            "provenance": provenance(config_hash=digest(job)),
-        }
+        files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+        manifest = made_manifest(
+            "tokenizer",
+            config_hash=digest(job),
+            vocab_size=GPT2_VOCAB_SIZE,
+            model_type=GPT2_BPE,
+            eod=loaded.convert_tokens_to_ids(EOD),
+            source=job.source,
+            sha256=sha256_of(files[_FILE]),
+            files={name: sha256_of(path) for name, path in files.items()},
+        )
         write_json(folder / "manifest.json", manifest)
-        _require_gpt2(BpeTokenizer(folder), job.source)
-        for file in [*files, "manifest.json"]:
-            with whole_file(out / file) as copy:
-                copy.write_bytes((folder / file).read_bytes())
+        _require_gpt2(HFTokenizer(folder), job.source)
+        _copy(files, manifest, out)
     return manifest
 
 
-def _require_gpt2(coder: BpeTokenizer, source: str) -> None:
+def _require_gpt2(coder: HFTokenizer, source: str) -> None:
     ids, odd = coder.encode(_PROBE), coder.encode(_ODD)
     if coder.eod != GPT2_VOCAB_SIZE - 1 or ids != _GPT2_IDS or coder.decode(odd) != _ODD or coder.eod in odd:
         raise UserError(

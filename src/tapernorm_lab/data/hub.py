@@ -1,32 +1,78 @@
 """Data sets of the hub or of local Parquet files, through `datasets`; a script of a data set is never run."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.errors import UserError
 
 from .text_files import find_files, parquet_column, text_of
 
+_ROWS = 1000  # a batch
 
-@contextmanager
-def reaching(name: str, remedy: str) -> Iterator[None]:
-    """Say what to do where the hub cannot be reached or has no such data set.
 
-    Raises:
-        UserError: in place of what `datasets` raises.
-    """
-    from datasets.exceptions import DatasetsError
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a data set, in order."""
 
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, DatasetsError, ValueError) as error:
-        raise UserError(f"cannot load {name} ({error}). Without a network, {remedy}") from error
+    rows: Any  # of `datasets`, in memory or streamed
+    details: dict[str, Any]  # their origin, for a manifest
+    reading: Callable[[], AbstractContextManager[None]]  # names the fault of whatever reads them inside
+
+    @classmethod
+    def of_hub(cls, name: str, *, split: str, revision: str | None, remedy: str, streaming: bool = False) -> Self:
+        """A split of a data set of the hub; streamed, rows are fetched as they are read.
+
+        Raises:
+            UserError: the hub is out of reach or has no such data set; the message ends in the `remedy`.
+        """
+        import datasets
+
+        reading = partial(_reaching, name, remedy)
+        with reading():
+            rows = datasets.load_dataset(name, split=split, revision=revision, streaming=streaming)
+        return cls(rows, {"hub": name, "revision": revision, "split": split}, reading)
+
+    @classmethod
+    def of_files(cls, files: Sequence[Path], field: str, *, streaming: bool = False) -> Self:
+        """The rows of Parquet files, in the order given, whose column `field` will be read.
+
+        Raises:
+            UserError: a file is no Parquet file, or they do not go together.
+        """
+        import datasets
+
+        names = [str(file) for file in files]
+        reading = partial(_reading_parquet, files, field)
+        with reading():
+            rows = datasets.load_dataset("parquet", data_files=names, split="train", streaming=streaming)
+        return cls(rows, {"files": described(files)}, reading)
+
+    def column(self, name: str, size: int = _ROWS) -> Iterator[Any]:
+        """The values of one column in order, read `size` at a time.
+
+        Raises:
+            UserError: there is no such column, or it cannot be read.
+        """
+        with self.reading():
+            for batch in self.rows.iter(batch_size=size):
+                if name not in batch:
+                    raise UserError(f"no column {name!r}; there are {', '.join(map(repr, batch))}")
+                yield from batch[name]
+
+    def texts(self, name: str) -> Iterator[str]:
+        """The documents in one column, in order; a null is an empty one.
+
+        Raises:
+            UserError: as `column`, or a row holds no text.
+        """
+        for row, value in enumerate(self.column(name)):
+            yield text_of(value, f"row {row} of column {name!r}")
 
 
 def parquet_files(patterns: Sequence[str]) -> list[Path]:
@@ -42,29 +88,26 @@ def parquet_files(patterns: Sequence[str]) -> list[Path]:
     return files
 
 
-def local_rows(files: Sequence[Path], field: str, *, streaming: bool = False) -> Any:
-    """The rows of Parquet files as one data set, in the order given.
-
-    Args:
-        field: the column that will be read.
-
-    Raises:
-        UserError: a file is no Parquet file, or they do not go together.
-    """
-    import datasets
-
-    names = [str(file) for file in files]
-    with reading(files, field):
-        return datasets.load_dataset("parquet", data_files=names, split="train", streaming=streaming)
+def described(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """What a manifest says of local files."""
+    return [{"path": str(f), "bytes": f.stat().st_size, "sha256": sha256_of(f)} for f in files]
 
 
 @contextmanager
-def reading(files: Sequence[Path], field: str) -> Iterator[None]:
-    """Name the Parquet file that cannot be read, and its row.
+def _reaching(name: str, remedy: str) -> Iterator[None]:
+    from datasets.exceptions import DatasetsError
 
-    Raises:
-        UserError: in place of what `datasets` and `pyarrow` raise.
-    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, DatasetsError, ValueError) as error:
+        raise UserError(f"cannot load {name} ({error}). Without a network, {remedy}") from error
+
+
+@contextmanager
+def _reading_parquet(files: Sequence[Path], field: str) -> Iterator[None]:
+    """Name the file that cannot be read, and its row, in place of what `datasets` and `pyarrow` raise."""
     import pyarrow
     from datasets.exceptions import DatasetsError
 
@@ -79,33 +122,3 @@ def reading(files: Sequence[Path], field: str) -> Iterator[None]:
         raise UserError(
             f"{names} cannot be read as Parquet ({error}); write them again, or leave the broken one out"
         ) from error
-
-
-def described(files: Sequence[Path]) -> dict[str, Any]:
-    """What a manifest says of local files."""
-    return {"files": [{"path": str(f), "bytes": f.stat().st_size, "sha256": sha256_of(f)} for f in files]}
-
-
-def column(rows: Any, name: str, size: int) -> Iterator[list[Any]]:
-    """The values of one column in order, `size` at a time; `rows` is a data set, in memory or streamed.
-
-    Raises:
-        UserError: there is no such column.
-    """
-    for batch in rows.iter(batch_size=size):
-        if name not in batch:
-            raise UserError(f"no column {name!r}; there are {', '.join(map(repr, batch))}")
-        yield batch[name]
-
-
-def texts(rows: Any, name: str, size: int) -> Iterator[str]:
-    """The documents in one column, in order; a null is an empty one.
-
-    Raises:
-        UserError: there is no such column, or a row holds no text.
-    """
-    row = 0
-    for values in column(rows, name, size):
-        for value in values:
-            yield text_of(value, f"row {row} of column {name!r}")
-            row += 1

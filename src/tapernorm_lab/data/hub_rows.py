@@ -1,29 +1,22 @@
 """Rows that come tokenized, from the hub or a local folder of Parquet files, as blocks that are only scored."""
 
 import array
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tapernorm.util.atomic_files import sha256_of, whole_file, write_json
+from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
 from ..config.jobs import HubRowsJob
 from .blocks import manifest_of
-from .hub import (
-    column,
-    described,
-    local_rows,
-    parquet_files,
-    reaching,
-    reading,
-)
+from .hub import Rows, parquet_files
+from .manifest import whole_files
 from .token_stream import DTYPES, smallest_dtype
 from .tokenizers import open_tokenizer
 
-_ROWS = 256  # rows a batch
+_ROWS = 256  # a batch
 _REMEDY = "copy its Parquet files from a machine that has one, and name their folder as rows.name"
 
 
@@ -38,58 +31,41 @@ def write_hub_rows(job: HubRowsJob, tokenizer: Path, out: Path) -> dict[str, Any
     """
     coder = open_tokenizer(tokenizer)
     _, code = DTYPES[smallest_dtype(coder.vocab_size)]
-    rows, details = _open(job)
+    rows = _open(job)
     count = 0
-    with whole_file(out / "manifest.json") as manifest_file, whole_file(out / "valid.bin") as path:
-        with open(path, "wb") as file:
-            for ids in islice(_rows(rows, job), job.max_rows):
-                _require_fitting(ids, f"row {count} of {job.rows.name}", job.context, coder.vocab_size)
+    with whole_files(out, "valid.bin") as files:
+        with open(files["valid.bin"], "wb") as file:
+            for ids in islice(rows.column(job.rows.field, min(_ROWS, job.max_rows or _ROWS)), job.max_rows):
+                _require_fitting(ids or [], f"row {count} of {job.rows.name}", job.context, coder.vocab_size)
                 array.array(code, ids).tofile(file)
                 count += 1
         if count == 0:
             raise UserError(f"{job.rows.name} has no row in split {job.rows.split!r}; name another split")
-        entry = {"rows": count, "documents": None, "tokens_dropped": 0, "sha256": sha256_of(path)}
+        sha256 = sha256_of(files["valid.bin"])
         manifest = manifest_of(
             coder,
-            {"valid": entry},
+            {"valid": {"rows": count, "documents": None, "tokens_dropped": 0, "sha256": sha256}},
             context=job.context,
             block_documents=None,
-            details={**details, "field": job.rows.field, "max_rows": job.max_rows},
+            details={**rows.details, "field": job.rows.field, "max_rows": job.max_rows},
             config_hash=digest(job),
         )
-        write_json(manifest_file, manifest)
+        write_json(files["manifest.json"], manifest)
     return manifest
 
 
-def _open(job: HubRowsJob) -> tuple[Any, dict[str, Any]]:
-    """The data set, and what a manifest says of its origin."""
-    import datasets
-
+def _open(job: HubRowsJob) -> Rows:
     wanted, streaming = job.rows, job.max_rows is not None
-    if Path(wanted.name).exists():
-        if wanted.revision is not None:
-            raise UserError(
-                f"rows.name {wanted.name} is a local folder, which has no revision: set rows.revision to null"
-            )
-        files = parquet_files([wanted.name])
-        return local_rows(files, wanted.field, streaming=streaming), described(files)
-    with reaching(wanted.name, _REMEDY):
-        rows = datasets.load_dataset(wanted.name, split=wanted.split, revision=wanted.revision, streaming=streaming)
-    return rows, {"hub": wanted.name, "revision": wanted.revision, "split": wanted.split}
+    if not Path(wanted.name).exists():
+        return Rows.of_hub(
+            wanted.name, split=wanted.split, revision=wanted.revision, remedy=_REMEDY, streaming=streaming
+        )
+    if wanted.revision is not None:
+        raise UserError(f"rows.name {wanted.name} is a local folder, which has no revision: set rows.revision to null")
+    return Rows.of_files(parquet_files([wanted.name]), wanted.field, streaming=streaming)
 
 
-def _rows(rows: Any, job: HubRowsJob) -> Iterator[list[int]]:
-    """Every row's ids in order; a streamed data set reaches the hub only here."""
-    local = Path(job.rows.name)
-    guard = (
-        reading(parquet_files([job.rows.name]), job.rows.field) if local.exists() else reaching(job.rows.name, _REMEDY)
-    )
-    with guard:
-        for batch in column(rows, job.rows.field, min(_ROWS, job.max_rows or _ROWS)):
-            yield from (ids or [] for ids in batch)
-
-
-def _require_fitting(ids: list[int], where: str, context: int, vocab_size: int) -> None:
+def _require_fitting(ids: Any, where: str, context: int, vocab_size: int) -> None:
     if not isinstance(ids, list) or any(type(i) is not int for i in ids):
         raise UserError(f"{where} holds no list of token ids: name their column as rows.field")
     if len(ids) != context:

@@ -1,11 +1,14 @@
 """The manifest that lies beside every corpus, tokenizer, token stream and set of blocks: what it is, and of what."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from tapernorm.util.atomic_files import read_json
+from tapernorm.util.atomic_files import read_json, whole_file
 from tapernorm.util.errors import UserError
+from tapernorm.util.provenance import provenance
 
 SCHEMA_VERSION = 1
 GPT2_BPE, HUB = "gpt2_bpe", "hub"  # a tokenizer's model_type; any other is SentencePiece's
@@ -28,13 +31,27 @@ _TYPES = {  # of what a manifest may hold
 Kind = Literal["corpus", "tokenizer", "tokens", "blocks"]
 
 
+def made_manifest(kind: Kind, *, config_hash: str | None = None, **says: Any) -> dict[str, Any]:
+    """The manifest of a `kind` that is written here and now, with what it `says`."""
+    made_by = provenance() if config_hash is None else provenance(config_hash=config_hash)
+    return {"schema_version": SCHEMA_VERSION, "kind": kind, **says, "provenance": made_by}
+
+
+@contextmanager
+def whole_files(out: Path, *names: str) -> Iterator[dict[str, Path]]:
+    """Yield temporaries of these files and of manifest.json in `out`; on success they become them, the manifest last.
+
+    On any error they are removed, and what was in `out` stays.
+    """
+    with ExitStack() as files:
+        yield {name: files.enter_context(whole_file(out / name)) for name in ("manifest.json", *names)}
+
+
 def content_of(folder: Path) -> Any:
     """Hashes of what the corpus, tokenizer, token stream or blocks in `folder` hold; None where there is none yet."""
     if not (folder / "manifest.json").is_file():
         return None
     manifest = read_json(folder / "manifest.json")
-    if not isinstance(manifest, dict):
-        return None
     splits = manifest.get("splits", {})
     return manifest.get("sha256", {name: split.get("sha256") for name, split in splits.items()})
 

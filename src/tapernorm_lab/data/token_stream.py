@@ -9,20 +9,19 @@ import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tapernorm.util.atomic_files import sha256_of, whole_file, write_json
+from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.errors import UserError
-from tapernorm.util.provenance import provenance
 from tapernorm.util.rng import generator
 
 from .corpus import SPLITS, read_documents
-from .manifest import SCHEMA_VERSION, read_manifest
+from .manifest import Kind, made_manifest, read_manifest, whole_files
 from .sentencepiece import Tokenizer
-from .sources import Split
+from .tokenizers import Coder
 
 DTYPES = {"uint16": (torch.uint16, "H"), "uint32": (torch.uint32, "I")}  # torch type, array type code
 _BATCH_CHARACTERS = 1 << 18  # text held in memory at once, a longer document apart
@@ -38,17 +37,21 @@ class TokenStream:
 
     @classmethod
     def open(cls, folder: Path, split: str) -> Self:
-        """Map one split; nothing is read yet.
-
-        Raises:
-            UserError: the folder holds no token stream of this schema version, no such split, or a file whose size is
-                not what the manifest says.
-        """
-        manifest = read_manifest(folder, "tokens")
-        if split not in manifest["splits"]:
-            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
-        entry = manifest["splits"][split]
+        """Map one split; nothing is read yet. Raises as `open_split`."""
+        manifest, entry = open_split(folder, "tokens", split)
         return cls(map_ids(folder / f"{split}.bin", entry["tokens"], manifest["dtype"]), manifest, entry)
+
+
+def open_split(folder: Path, kind: Kind, split: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The manifest of a folder of this kind, and its entry of one split.
+
+    Raises:
+        UserError: the folder holds nothing of this kind and schema version, or no such split.
+    """
+    manifest = read_manifest(folder, kind)
+    if split not in manifest["splits"]:
+        raise UserError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
+    return manifest, manifest["splits"][split]
 
 
 def smallest_dtype(vocab_size: int) -> str:
@@ -81,8 +84,7 @@ def windows(stream: TokenStream, *, seed: int, step: int, batch: int, context: i
         UserError: the stream is shorter than one window.
     """
     offsets = len(stream.tokens) - context
-    if offsets < 1:
-        raise UserError(_too_short("the stream", len(stream.tokens), context))
+    _require_a_window("the stream", len(stream.tokens), context)
     starts = torch.randint(offsets, (batch,), generator=generator(seed, f"windows/{step}"))
     return torch.stack([stream.tokens[start : start + context + 1].to(torch.int64) for start in starts.tolist()])
 
@@ -99,50 +101,54 @@ def write_tokens(corpus: Path, tokenizer: Path, out: Path, context: int) -> dict
     """
     coder = Tokenizer(tokenizer)
     described = read_manifest(corpus, "corpus")["splits"]
-    dtype = smallest_dtype(coder.vocab_size)
-    with (
-        whole_file(out / "manifest.json") as manifest_file,
-        whole_file(out / "train.bin") as train_file,
-        whole_file(out / "valid.bin") as valid_file,
-    ):
-        files: dict[Split, Path] = {"train": train_file, "valid": valid_file}
+    with whole_files(out, *(f"{split}.bin" for split in SPLITS)) as files:
         splits = {}
         for split in SPLITS:
-            source = corpus / f"{split}.jsonl"
-            with open(files[split], "wb") as file:
-                splits[split] = _encode(read_documents(source), coder, dtype, file)
-            refuse_changed(source, splits[split], described[split])
-            if splits[split]["tokens"] <= context:
-                raise UserError(_too_short(f"the {split} split", splits[split]["tokens"], context))
-            splits[split]["sha256"] = sha256_of(files[split])
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "tokens",
-            "dtype": dtype,
-            "vocab_size": coder.vocab_size,
-            "eod": coder.eod,
-            "tokenizer_sha256": coder.manifest["sha256"],
-            "tokenizer_corpus_sha256": coder.manifest["corpus_sha256"],
-            "corpus_sha256": {split: described[split]["sha256"] for split in SPLITS},
-            "splits": splits,
-            "provenance": provenance(),
-        }
-        write_json(manifest_file, manifest)
+            path = files[f"{split}.bin"]
+            counts = encode_split(corpus, split, coder, path)
+            _require_a_window(f"the {split} split", counts["tokens"], context)
+            splits[split] = {**counts, "sha256": sha256_of(path)}
+        manifest = made_manifest(
+            "tokens",
+            dtype=smallest_dtype(coder.vocab_size),
+            vocab_size=coder.vocab_size,
+            eod=coder.eod,
+            tokenizer_sha256=coder.manifest["sha256"],
+            tokenizer_corpus_sha256=coder.manifest["corpus_sha256"],
+            corpus_sha256={split: described[split]["sha256"] for split in SPLITS},
+            splits=splits,
+        )
+        write_json(files["manifest.json"], manifest)
     return manifest
 
 
-def _encode(documents: Iterable[str], coder: Tokenizer, dtype: str, file: BinaryIO) -> dict[str, Any]:
+def encode_split(
+    corpus: Path, split: str, coder: Coder, path: Path, *, row: int = 1, group: int | None = None
+) -> dict[str, int]:
+    """Write the ids of one split of `corpus`, each document closed, into `path`; counts of all that was encoded.
+
+    Only whole rows of `row` ids are written. What is left over after every `group` documents is dropped.
+
+    Raises:
+        UserError: the split is not what the manifest of the corpus describes.
+    """
     counts = {"documents": 0, "tokens": 0, "bytes": 0}
-    _, code = DTYPES[dtype]
-    for texts in batches(documents):
-        ids = array.array(code)
-        for document in coder.encode_batch(texts):
-            ids.extend(document)
-            ids.append(coder.eod)
-        ids.tofile(file)
-        counts["documents"] += len(texts)
-        counts["tokens"] += len(ids)
-        counts["bytes"] += sum(len(text.encode("utf-8")) for text in texts)
+    ids = array.array(DTYPES[smallest_dtype(coder.vocab_size)][1])  # encoded and not written yet
+    source = corpus / f"{split}.jsonl"
+    with open(path, "wb") as file:
+        for texts in batches(read_documents(source)):
+            for text, encoded in zip(texts, coder.encode_batch(texts), strict=True):
+                ids.extend(encoded)
+                ids.append(coder.eod)
+                counts["documents"] += 1
+                counts["tokens"] += len(encoded) + 1
+                counts["bytes"] += len(text.encode("utf-8"))
+                whole = len(ids) // row * row
+                ids[:whole].tofile(file)
+                del ids[:whole]
+                if group and counts["documents"] % group == 0:
+                    del ids[:]
+    _refuse_changed(source, counts, read_manifest(corpus, "corpus")["splits"][split])
     return counts
 
 
@@ -160,7 +166,7 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def refuse_changed(path: Path, found: dict[str, Any], described: dict[str, Any]) -> None:
+def _refuse_changed(path: Path, found: dict[str, int], described: dict[str, Any]) -> None:
     """Raise UserError where what was read of a corpus file is not what its manifest describes."""
     for unit in ("documents", "bytes"):
         if found[unit] != described[unit]:
@@ -170,8 +176,9 @@ def refuse_changed(path: Path, found: dict[str, Any], described: dict[str, Any])
             )
 
 
-def _too_short(what: str, tokens: int, context: int) -> str:
-    return (
-        f"{what} has {tokens} tokens and one window takes {context + 1} (model.context {context} and the target after "
-        "it): add text, raise data.valid_fraction if validation is the short one, or lower model.context"
-    )
+def _require_a_window(what: str, tokens: int, context: int) -> None:
+    if tokens <= context:
+        raise UserError(
+            f"{what} has {tokens} tokens and one window takes {context + 1} (model.context {context} and the target "
+            "after it): add text, raise data.valid_fraction if validation is the short one, or lower model.context"
+        )

@@ -36,9 +36,9 @@ def open_tokenizer(folder: Path) -> Coder:
     """
     model_type = read_manifest(folder, "tokenizer")["model_type"]
     if model_type in (GPT2_BPE, HUB):
-        from .hf_tokenizer import BpeTokenizer, HubTokenizer
+        from .hf_tokenizer import HFTokenizer
 
-        return (BpeTokenizer if model_type == GPT2_BPE else HubTokenizer)(folder)
+        return HFTokenizer(folder)
     from .sentencepiece import Tokenizer
 
     return Tokenizer(folder)

@@ -24,7 +24,7 @@ from tapernorm.folding import fold
 from tapernorm.util.atomic_files import read_json, sha256_of
 from tapernorm.util.errors import UserError
 from tapernorm_lab.cli.main import main
-from tapernorm_lab.data.hf_tokenizer import HubTokenizer, save_hub_tokenizer
+from tapernorm_lab.data.hf_tokenizer import HFTokenizer, save_hub_tokenizer
 
 Q = gguf.GGMLQuantizationType
 SMOLLM2 = ROOT / "build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -173,7 +173,7 @@ def test_the_tokenizer_of_a_file_is_the_one_that_was_written_there(bos, tmp_path
     known = tokenizer(bos=bos)
     path = write_gguf(tmp_path / "model.gguf", made(vocab_size=len(known) + 3), tokenizer=known)
     manifest = save_hub_tokenizer(path, tmp_path / "saved", vocab_size=len(known) + 3)
-    coder = HubTokenizer(tmp_path / "saved")
+    coder = HFTokenizer(tmp_path / "saved")
     text = f"{story(3)} 12  34\n\nUnseen: żółw {EOS}!"
     assert coder.encode(text) == known(text, split_special_tokens=True)["input_ids"]  # a mark in a text is text
     assert coder.decode(coder.encode(text)) == text
@@ -272,7 +272,7 @@ def test_smollm2_is_read_whole(tmp_path):
     assert model.config.rope_parameters["rope_theta"] == 100_000.0
     assert licence_of(SMOLLM2) == "apache-2.0"
     manifest = save_hub_tokenizer(SMOLLM2, tmp_path, vocab_size=49_152)
-    coder = HubTokenizer(tmp_path)
+    coder = HFTokenizer(tmp_path)
     assert (manifest["eod"], coder.decode(coder.encode("It's 12  past\n\n9."))) == (2, "It's 12  past\n\n9.")
     pieces = transformers.AutoTokenizer.from_pretrained(tmp_path).tokenize("Hello  12 there")
     assert pieces == ["Hello", "ĠĠ", "1", "2", "Ġthere"]

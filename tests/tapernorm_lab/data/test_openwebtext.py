@@ -10,7 +10,7 @@ from writing import data_config
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.jobs import CorpusJob
-from tapernorm_lab.data import openwebtext as module
+from tapernorm_lab.data import sources as module
 from tapernorm_lab.data.corpus import build_corpus, read_documents
 from tapernorm_lab.data.sources import open_source
 
@@ -91,11 +91,11 @@ def test_the_hub_is_asked_for_data_alone_and_for_all_of_it(monkeypatch: pytest.M
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(UserError, match=f"has {len(TEXTS)} documents and the whole data set 8013769: .* data.files"):
         open_source(data_config("openwebtext"))
-    monkeypatch.setattr(module, "DOCUMENTS", len(TEXTS))
+    monkeypatch.setattr(module, "OWT_DOCUMENTS", len(TEXTS))
     source = open_source(data_config("openwebtext"))
     assert list(source.documents()) == nanogpt_split(TEXTS)
     assert source.details["hub"] == "Skylion007/openwebtext"
-    expected = ("Skylion007/openwebtext", {"split": "train", "revision": "refs/convert/parquet"})
+    expected = ("Skylion007/openwebtext", {"split": "train", "revision": "refs/convert/parquet", "streaming": False})
     assert asked == [expected, expected]
 
 

@@ -70,7 +70,7 @@ def test_tinystories_keeps_its_own_splits_validation_first(
 ) -> None:
     asked: list[tuple[str, str, str]] = []
 
-    def load_dataset(name: str, *, split: str, revision: str) -> object:
+    def load_dataset(name: str, *, split: str, revision: str, streaming: bool) -> object:
         asked.append((name, split, revision))
         return make(split)
 
