@@ -32,6 +32,7 @@ from ..util.atomic_files import (
     write_text,
 )
 from ..util.errors import UserError
+from ..util.progress import announced
 from .replacements import restorer, word_of
 from .save_guard import UNREADABLE, guard_saving
 
@@ -72,6 +73,7 @@ def save(model: nn.Module, folder: Path) -> None:
     write_json(folder / "config.json", config)
 
 
+@announced("loading a model")
 def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
     """The model saved in `folder`, in float32 and eval mode; a tapered one at g = 0.
 
