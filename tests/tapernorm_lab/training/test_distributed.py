@@ -116,15 +116,6 @@ def test_three_ranks_of_which_the_last_validates_less(tmp_path: Path, alone) -> 
     assert beyond(distances(found[0], alone("decoder", batch=9))) == {}
 
 
-def test_float32_stays_close_and_equal_on_all_ranks(tmp_path: Path, alone) -> None:
-    for kind in ("decoder", "gpt2"):
-        one, other = together(tmp_path / kind, train, kind, tmp_path / kind / "run", dtype=torch.float32)
-        assert bitwise(one[0], other[0])
-        found = distances(one, alone(kind, dtype=torch.float32))
-        worst = max(found, key=lambda name: found[name])
-        print(f"{kind}, float32, {STEPS} steps: up to {found[worst]:.1e} apart, in {worst}; loss {found['score']:.1e}")
-
-
 def own_losses(folder: Path, dropout: float) -> list[float]:
     """This rank's own cross-entropies of three steps on batches whose rows are all the same."""
     trainer = make_trainer("gpt2", folder, dropout=dropout)

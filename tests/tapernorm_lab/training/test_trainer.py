@@ -20,7 +20,6 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.jobs import PretrainJob
 from tapernorm_lab.experiments.pretrain import attach_variant
-from tapernorm_lab.training.device import pick_device
 from tapernorm_lab.training.plan import Optimisation, Plan
 from tapernorm_lab.training.trainer import Diverged, Trainer
 from tapernorm_lab.training.validation_loss import Evaluation
@@ -471,14 +470,3 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
     other = make_trainer(make_job(), tmp_path)
     with pytest.raises(UserError, match="the optimizer does not train"):
         trainer.driver.check(other.optimizer)
-
-
-def test_devices_are_picked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for available, expected in ((True, "cuda"), (False, "cpu")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
-        assert pick_device("auto").type == expected
-        assert pick_device("cpu").type == "cpu"
-    with pytest.raises(UserError, match="no CUDA device"):
-        pick_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert pick_device("cuda").type == "cuda"
