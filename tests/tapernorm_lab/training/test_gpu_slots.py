@@ -88,8 +88,7 @@ def test_jobs_spread_over_the_devices_before_they_share_one(jobs):
     assert {device_of(jobs.start("A B", jobs_per_gpu=2)) for _ in range(2)} == {"A", "B"}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "end"])
-def test_a_job_waits_says_for_whom_and_goes_on_when_one_is_gone(jobs, how):
+def test_a_job_waits_says_for_whom_and_goes_on_when_one_is_killed(jobs):
     holders = [jobs.start("A B") for _ in range(2)]
     names = [device_of(job) for job in holders]
     third = jobs.start("A B")
@@ -97,10 +96,7 @@ def test_a_job_waits_says_for_whom_and_goes_on_when_one_is_gone(jobs, how):
     assert said.startswith("waiting for 1 free GPU(s): ")
     for job, name in zip(holders, names, strict=True):
         assert f"{name} by process {job.pid} on " in said
-    if how == "end":
-        holders[1].communicate()
-    else:
-        holders[1].send_signal(how)
+    holders[1].send_signal(signal.SIGKILL)
     assert device_of(third) == names[1]
 
 
@@ -127,27 +123,15 @@ def test_a_job_of_several_devices_takes_all_or_none(jobs):
     assert device_of(pair) == "A,B"
 
 
-def visits(folder: Path, how: str) -> list[tuple[str, float, float]]:
-    arguments = [sys.executable, "-c", VISIT, str(folder), how]
+@pytest.mark.parametrize("how", ["locked", "unlocked"])
+def test_twelve_jobs_are_never_two_on_a_device_and_would_be_without_the_lock(tmp_path, how):
+    arguments = [sys.executable, "-c", VISIT, str(tmp_path), how]
     started = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(12)]
-    words = [process.communicate()[0].split() for process in started]
-    return [(name, float(start), float(end)) for name, start, end in words]
-
-
-def overlaps(made: list[tuple[str, float, float]]) -> int:
-    """Pairs that were on one device at the same time."""
-    ordered = sorted(made)
-    return sum(a[0] == b[0] and b[1] < a[2] for a, b in pairwise(ordered))
-
-
-def test_twelve_jobs_are_never_two_on_a_device(tmp_path):
-    made = visits(tmp_path, "locked")
-    assert {name for name, *_ in made} == {"A", "B"}
-    assert overlaps(made) == 0
-
-
-def test_without_the_lock_they_would_be(tmp_path):
-    assert overlaps(visits(tmp_path, "unlocked")) > 0
+    words = sorted(process.communicate()[0].split() for process in started)
+    made = [(name, float(start), float(end)) for name, start, end in words]
+    overlaps = [(a, b) for a, b in pairwise(made) if a[0] == b[0] and b[1] < a[2]]
+    assert bool(overlaps) == (how == "unlocked")
+    assert how == "unlocked" or {name for name, *_ in made} == {"A", "B"}
 
 
 def test_cuda_sees_the_device_inside_and_what_was_before_outside(tmp_path, monkeypatch):

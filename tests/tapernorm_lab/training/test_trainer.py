@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ranked import state_of
 from torch import Tensor, nn
 from training import HARDWARE, START, STEPS, make_job
 
@@ -71,16 +72,6 @@ def keep_gradients(trainer: Trainer) -> dict[str, Tensor | None]:
 
     trainer.optimizer.register_step_pre_hook(keep)
     return seen
-
-
-def state_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Everything a step may change, by name."""
-    state = dict(trainer.model.state_dict())
-    for index, entry in trainer.optimizer.state_dict()["state"].items():
-        state |= {f"optimizer {index} {key}": value for key, value in entry.items()}
-    if trainer.driver is not None:
-        state |= {f"taper {k}": torch.as_tensor(v) for k, v in trainer.driver.state_dict().items()}
-    return {name: value.clone() for name, value in state.items()}
 
 
 # --- gradient accumulation ---
@@ -395,7 +386,7 @@ def test_observing_the_step_that_diverged_would_be_seen(tmp_path: Path) -> None:
     other.step(0)
     with other.driver.observe():
         other._accumulate(*other.plan.batch_at(1), None)
-    name = "taper model.layers.0.input_layernorm.statistics.ema"
+    name = "driver model.layers.0.input_layernorm.statistics.ema"
     assert not torch.equal(state_of(one)[name], state_of(other)[name])
 
 
