@@ -75,7 +75,7 @@ class Trainer:
         """
         self._refuse_known_divergence()
         start = self._resume()
-        metrics = self._metrics(start) if leads() else NoMetrics()
+        metrics = self._metrics(start)
         progress = Progress(self.plan.label, self.plan.steps, start=start, shown=leads())
         self.model.train()
         try:
@@ -185,7 +185,9 @@ class Trainer:
         self.elapsed_s += took
         return row | {"tokens_per_s": self.plan.tokens_per_step / took, "elapsed_s": self.elapsed_s}
 
-    def _metrics(self, start: int) -> MetricsFile:
+    def _metrics(self, start: int) -> MetricsFile | NoMetrics:
+        if not leads():
+            return NoMetrics()
         path = self.plan.folder / "metrics.jsonl"
         return MetricsFile(path, keep_bytes=self._metrics_bytes, events=self.plan.events, step=start)
 
