@@ -1,6 +1,6 @@
 # What rules ask for: the job of a cell and what it costs, its GPU, what texts and tokens are made from.
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
-from tapernorm_lab.report import products, sources
+from tapernorm_lab.report import catalogue
 
 GPUS = 0 if RUN.hardware.device == "cpu" else 1  # of a job on the device
 TRAINING_GPUS = GPUS * RUN.hardware.devices_per_job  # of a pre-training

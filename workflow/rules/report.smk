@@ -71,9 +71,7 @@ rule figure:
 
 rule claims:
     input:
-        files_of_source("training"),
-        files_of_source("gpt2") if RUN.gpt2 else [],
-        [file for kind in BENCHED for file in files_of_source(kind)],
+        [f"{RESULTS}/{file}" for file in PRODUCTS["claims"].needs],
     output:
         multiext(f"{RESULTS}/claims", ".csv", ".md"),
         report(

@@ -2,8 +2,10 @@
 from tapernorm_lab.config.study_runs import stage_job
 
 BENCHED = ["decode", "last_token"] if RUN.benched else []
-TABLES, FIGURES_OF_RUN = products.tables_of(RUN), products.figures_of(RUN)
-PRODUCTS = {**TABLES, **FIGURES_OF_RUN}
+PRODUCTS = catalogue.products_of(RUN)
+TABLES, FIGURES_OF_RUN = (
+    [name for name in PRODUCTS if name.startswith(kind)] for kind in ("table", "figure")
+)
 
 
 def product_job(wildcards):
@@ -38,7 +40,7 @@ def gpt2_results():
 
 
 def files_of_source(name):
-    return [f"{RESULTS}/{file}" for file in sources.SOURCES[name].files]
+    return [f"{RESULTS}/{file}" for file in catalogue.SOURCES[name].files]
 
 
 # NAME -> what its rows are gathered from, the files that they are, and the words of the verb.
@@ -52,7 +54,7 @@ for kind, results in {
 for stage in RUN.study or ():
     ROWS[f"study_{stage.name}"] = (
         stage_results(stage.name),
-        [f"{RESULTS}/{sources.STAGE_ROWS.format(stage=stage.name)}"],
+        [f"{RESULTS}/{file}" for file in catalogue.SOURCES["stage"].at(stage.name)],
         ["--job", canonical_json(stage_job(RUN, stage.name)), "--results", RESULTS],
     )
 if RUN.robustness:
@@ -60,9 +62,6 @@ if RUN.robustness:
         job = RUN.trials_job(stage)
         ROWS[f"study_{job.name}"] = (
             odd_scores(stage),
-            [
-                f"{RESULTS}/{path.format(trials=job.name)}"
-                for path in sources.TRIALS_ROWS
-            ],
+            [f"{RESULTS}/{file}" for file in catalogue.odd_inputs_files(stage)],
             [*odd_scores(stage), "--job", canonical_json(job)],
         )

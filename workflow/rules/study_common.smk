@@ -3,7 +3,7 @@ from tapernorm_lab.config.study_runs import homes, stage_job
 
 STAGES = [stage.name for stage in RUN.study or ()]
 HOMES = homes(RUN)
-ODDITIES_ROWS = f"{RESULTS}/{sources.ODDITIES_ROWS}"
+ODDITIES_ROWS = f"{RESULTS}/{catalogue.SOURCES['oddities'].files[0]}"
 
 
 def arm_job(wildcards):

@@ -32,7 +32,7 @@ OF_PAPER = {
     "figure_finetune": figures_files("figure_finetune"),
     "tables": tables_files(*(t for t in TABLES if not t.startswith("table_"))),
     "figures": figures_files(
-        *(f for f in FIGURES_OF_RUN if PRODUCTS[f].kind is products.ReportJob)
+        *(f for f in FIGURES_OF_RUN if PRODUCTS[f].job_class is catalogue.ReportJob)
     ),
 }
 TARGETS = dict(OF_PAPER)

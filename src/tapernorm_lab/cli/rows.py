@@ -10,7 +10,7 @@ from tapernorm.util.errors import UserError
 
 from ..config.odd_inputs import TrialsJob
 from ..config.study_runs import StageJob, stage_job
-from ..report.sources import ODDITIES_ROWS, SOURCES, STAGE_ROWS
+from ..report.catalogue import OWN_FILES, SOURCES
 from .arguments import (
     Verbs,
     config_options,
@@ -103,7 +103,7 @@ def _paths(arguments: argparse.Namespace) -> list[Path]:
 def _training(arguments: argparse.Namespace, _: str | None) -> None:
     from ..report.frames import pretraining
 
-    with writes(arguments.out, "rows", *(f"{frame}.csv" for frame in SOURCES["training"].frames)):
+    with writes(arguments.out, "rows", *(Path(file).name for file in SOURCES["training"].files)):
         pretraining.write(*pretraining.collect(_paths(arguments), run=arguments.run), arguments.out)
 
 
@@ -112,7 +112,7 @@ def _gpt2(arguments: argparse.Namespace, _: str | None) -> None:
 
     finetunes = [file for file in _paths(arguments) if file.name == "result.json"]
     evaluations = [file for file in _paths(arguments) if file.name != "result.json"]
-    with writes(arguments.out, "rows", *(f"{frame}.csv" for frame in SOURCES["gpt2"].frames)):
+    with writes(arguments.out, "rows", *(Path(file).name for file in SOURCES["gpt2"].files)):
         gpt2.write(gpt2.collect(evaluations, finetunes, run=arguments.run), arguments.out)
 
 
@@ -129,7 +129,7 @@ def _stage(arguments: argparse.Namespace, stage: str | None) -> None:
     job = _stage_job(arguments, stage)
     from ..report.frames import study_stages
 
-    out = arguments.out / Path(STAGE_ROWS.format(stage=stage)).name
+    out = arguments.out / Path(SOURCES["stage"].at(stage or "")[0]).name
     with writes(out, "rows"):
         study_stages.write(study_stages.collect(job, arguments.results), out)
 
@@ -139,7 +139,7 @@ def _oddities(arguments: argparse.Namespace, stage: str | None) -> None:
     from ..report.frames import inference_graph
     from ..training.gpu_slots import device_slot
 
-    out = arguments.out / Path(ODDITIES_ROWS.format(stage=stage)).name
+    out = arguments.out / Path(SOURCES["oddities"].at(stage or "")[0]).name
     chosen = arguments.device or "auto"
     with device_slot(chosen, arguments.jobs_per_gpu or 1):
         from ..experiments.speed.inference_graph_of_stage import stage_oddities
@@ -188,7 +188,7 @@ def _tapers(arguments: argparse.Namespace, _: str | None) -> None:
         with device_slot(chosen, arguments.jobs_per_gpu or 1), run_lock(run):
             spread_run(run, out, tokens=tokens, device=chosen, threads=arguments.threads or 1)
     gathered = own_models.collect(runs, run=arguments.run, caption=arguments.caption or "")
-    with writes(arguments.out, "rows", *(Path(file).name for file in own_models.FILES)):
+    with writes(arguments.out, "rows", *(Path(file).name for file in OWN_FILES)):
         own_models.write(gathered, arguments.out)
 
 

@@ -85,12 +85,12 @@ def drawn_anew(run: str, results: Path, figures: Path) -> None:
 def _computed(arguments: argparse.Namespace) -> "Contents | None":
     """What the computed run can hold; None where no config says so."""
     from ..report import parts
-    from ..report.frames import own_models as own_rows
+    from ..report.catalogue import OWN_FILES
 
     results = arguments.results / arguments.run
     if arguments.run == parts.BENCH:
         return parts.bench_contents()
-    if (results / own_rows.FILES[0]).is_file():
+    if (results / OWN_FILES[0]).is_file():
         return parts.own_contents(results)
     config = arguments.config or Path("config", f"{arguments.run}.yaml")
     if arguments.config is None and not config.is_file():

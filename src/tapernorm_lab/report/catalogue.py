@@ -1,323 +1,229 @@
-"""Every table and figure that a run can have, by name: the rows that it is made from, and what makes it of them."""
+"""Every table and figure by its name: the rows that it is made from, and the job that tells of its run.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from pathlib import Path
+Imports nothing heavy: each start of Snakemake and of the command line reads it.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pandas as pd
-from matplotlib.figure import Figure
-
-from tapernorm.util.atomic_files import write_text
 from tapernorm.util.errors import UserError
 
 from ..config.jobs import ClaimsJob, ReportJob, SettingsJob
 from ..config.odd_inputs import TrialsJob
 from ..config.run import Config
-from ..config.study import Stage
 from ..config.study_runs import StageJob, has_rivals, stage_job
-from . import claims, table
-from .figures import (
-    decoding as decode_figure,
-)
-from .figures import (
-    figure1_2_curves as figures,
-)
-from .figures import (
-    finetuning as gpt2_figure,
-)
-from .figures import (
-    odd_inputs as robustness_figure,
-)
-from .figures import (
-    scale_target as target_figure,
-)
-from .figures import (
-    study_stages as study_figure,
-)
-from .figures import (
-    token_scales as spread_figure,
-)
-from .frames import (
-    decoding as decode_rows,
-)
-from .frames import (
-    gpt2 as gpt2_rows,
-)
-from .frames import (
-    gpt2_summary,
-)
-from .frames import (
-    inference_graph as oddities_rows,
-)
-from .frames import (
-    odd_inputs as robustness_rows,
-)
-from .frames import (
-    own_models as own_rows,
-)
-from .frames import (
-    pretraining as rows,
-)
-from .frames import (
-    study_stages as study_rows,
-)
-from .sources import (
-    FIGURES,
-    ODDITIES_ROWS,
-    RIVALS_BENCH,
-    SETTINGS,
-    SOURCES,
-    STAGE_ROWS,
-    TABLES,
-    TRIALS_ROWS,
-)
-from .table import Table
-from .tables import (
-    inference_graph as oddities_table,
-)
-from .tables import (
-    odd_inputs as robustness_table,
-)
-from .tables import (
-    own_models as own_tables,
-)
-from .tables import (
-    study_stages as study_tables,
-)
-from .tables import (
-    table1_pretraining as tables,
-)
-from .tables import (
-    table2_decoding as decode_tables,
-)
-from .tables import (
-    table3_gpt2 as gpt2_tables,
-)
-from .tables import (
-    table4_5_settings as settings_tables,
-)
 
-CLAIMS = "claims"
-Drawing = tuple[Figure, pd.DataFrame]  # with what it draws
+CLAIMS, TAPERS = "claims", "tapers"
+OWN_STAGE = ""  # in place of a stage of the study: the run's own models
+Job = ReportJob | SettingsJob | ClaimsJob | StageJob | TrialsJob
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Tables, or a figure, that are made together.
+class Source:
+    """Rows that tables and figures are made from.
 
     Attributes:
-        names: of these tables, or of the figure.
-        needs: files that they are made from, below the results of the run.
-        make: the tables, or the figure, from the rows of the run.
+        files: below the results of the run; `{stage}` is a stage of the study.
+        job: the class of what tells of the run.
+        cut: that job, of a config and a stage.
+        stages: those that a config has, or `OWN_STAGE`; nothing where its runs have no such rows.
     """
 
-    names: tuple[str, ...]
+    files: tuple[str, ...]
+    job: type[Job]
+    cut: Callable[[Config, str], Job]
+    stages: Callable[[Config], Iterable[str]]
+
+    def at(self, stage: str = OWN_STAGE) -> tuple[str, ...]:
+        """The files of a stage."""
+        return tuple(file.format(stage=stage) for file in self.files)
+
+
+def _own_if(condition: Callable[[Config], Any]) -> Callable[[Config], list[str]]:
+    return lambda config: [OWN_STAGE] if condition(config) else []
+
+
+def _of_paper(*files: str, where: Callable[[Config], Any] = lambda _: True) -> Source:
+    return Source(files, ReportJob, lambda config, _: config.report_job(), _own_if(where))
+
+
+def _of_config(where: Callable[[Config], Any]) -> Source:
+    return Source((), SettingsJob, lambda config, _: config.settings_job(), _own_if(where))
+
+
+def _of_stages(*files: str, where: Callable[[Any], Any] = lambda _: True) -> Source:
+    return Source(files, StageJob, stage_job, lambda config: [s.name for s in config.study or () if where(s)])
+
+
+def _of_odd_inputs(name: str, stages: Callable[[Config], Iterable[str]]) -> Source:
+    files = tuple(f"tables/study_{name}{kind}.csv" for kind in ("", "_trials", "_positions"))
+    return Source(files, TrialsJob, lambda config, stage: config.trials_job(stage or None), stages)
+
+
+_TRAINING = ("rows/results.csv", "rows/curves.csv")
+_STAGE = "tables/study_{stage}.csv"
+SOURCES = {
+    "training": _of_paper(*_TRAINING),
+    "gpt2": _of_paper(*(f"gpt2_rows/{name}.csv" for name in ("scores", "curves", "removals")), where=lambda c: c.gpt2),
+    "decode": _of_paper("bench/decode.json", where=lambda c: c.benched),
+    "last_token": _of_paper("bench/last_token.json", where=lambda c: c.benched),
+    "settings": _of_config(lambda _: True),
+    "gpt2_settings": _of_config(lambda c: c.gpt2),
+    CLAIMS: Source(_TRAINING, ClaimsJob, lambda config, _: config.claims_job(), _own_if(lambda _: True)),
+    "stage": _of_stages(_STAGE),
+    "stage_figure": _of_stages(_STAGE, where=lambda stage: stage.figure),
+    "oddities": _of_stages("tables/study_{stage}_oddities.csv", "bench/rivals_{stage}.json", where=has_rivals),
+    "odd_inputs": _of_odd_inputs("S3", _own_if(lambda c: c.robustness)),
+    "odd_inputs_of_arms": _of_odd_inputs("S3_{stage}", lambda c: c.robustness.stages if c.robustness else ()),
+}
+_DESCRIBED = {"settings": "training", "gpt2_settings": "gpt2"}  # a table of settings is published with these rows alone
+MEASURED = ("training", "gpt2", "decode", "last_token")  # what the claims are judged by
+OWN_FILES = tuple(f"rows/{name}" for name in ("runs.json", "scores.csv", "spread.csv"))
+_TABLES = {  # name, `{stage}` being a stage of the study -> its rows
+    "table1": "training",
+    "table2": "decode",
+    "table2x": "decode",
+    "table2v1": "last_token",
+    "table3": "gpt2",
+    "table3x": "gpt2",
+    "table4": "settings",
+    "table5": "gpt2_settings",
+    CLAIMS: CLAIMS,
+    "table_S3": "odd_inputs",
+    "table_S3x": "odd_inputs",
+    "table_S3_{stage}": "odd_inputs_of_arms",
+    "table_{stage}_oddities": "oddities",
+    "table_{stage}": "stage",
+}
+_FIGURES = {
+    "figure1a": "training",
+    "figure1b": "training",
+    "figure2": "training",
+    "figure_decode": "decode",
+    "figure_finetune": "gpt2",
+    "figure_S3": "odd_inputs",
+    "figure_{stage}": "stage_figure",
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A table or a figure.
+
+    Attributes:
+        pattern: its name, with `{stage}` where there is one for each stage, or for each taper of one's own.
+        source: its rows.
+        stage: the stage, or the label of a taper.
+        needs: files that it is made from, below the results of the run.
+        job: what tells of the run, once it is known.
+    """
+
+    pattern: str
+    source: str
+    stage: str
     needs: tuple[str, ...]
-    make: Callable[["Rows"], list[Table] | Drawing]
+    job: Any = field(default=None, compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.pattern.format(stage=self.stage)
 
     @property
     def is_figure(self) -> bool:
-        return self.names[0].startswith("figure")
+        return self.name.startswith("figure")
+
+    @property
+    def job_class(self) -> type[Job]:
+        return SOURCES[self.source].job
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of the files that are published of it."""
+        if self.is_figure:
+            return ("csv", "pdf", "png")
+        return ("csv", "md") if self.name == CLAIMS else ("csv", "md", "tex")
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        """("results" or "figures", file below that folder of the run) of every file that is published of it."""
+        root, folder = ("figures", "") if self.is_figure else ("results", "" if self.name == CLAIMS else "tables/")
+        return [(root, f"{folder}{self.name}.{kind}") for kind in self.kinds]
+
+    def cut(self, config: Config) -> Job:
+        """Its job, of a config."""
+        return SOURCES[self.source].cut(config, self.stage)
+
+    def told_by(self, job: Job) -> "Product":
+        """The product with its job.
+
+        Raises:
+            UserError: the job is of another stage.
+        """
+        found = job.stage.name if isinstance(job, StageJob) else getattr(job, "stage", None) or OWN_STAGE
+        if found != self.stage:
+            raise UserError(f"{self.name} is about {_about(self.stage)}, and --job about {_about(found)}")
+        return replace(self, job=job)
 
 
-class Rows:
-    """The rows below the results of a run; each source of the paper's tables is read once."""
-
-    def __init__(self, results: Path, run: str) -> None:
-        self.results, self.run = results, run
-        self.of = cache(lambda source: read(source, results / SOURCES[source].place, run=run))
-
-    @cached_property
-    def own(self) -> own_rows.OwnRows:
-        """Those of tapers of one's own."""
-        return own_rows.read(self.results / own_rows.FOLDER)
-
-
-def read(source: str, path: Path, *, run: str) -> Any:
-    """The rows or samples of a source, from its folder or file.
+def named(name: str, *, figure: bool = False) -> Product:
+    """The table, or the figure, of this name.
 
     Raises:
-        UserError: a file is missing or damaged, or the rows are of another run.
+        UserError: there is none.
     """
-    if source in ("decode", "last_token"):
-        return decode_rows.read(path, kind=f"bench_{source}")
-    found = rows.read(path) if source == "training" else gpt2_rows.read(path)
-    runs = set((found[0] if isinstance(found, tuple) else found.scores)["run"])
-    if others := runs - {run}:  # never printed under the name of another
-        raise UserError(f"the rows are of run {', '.join(sorted(others))} and the config is of run {run!r}")
+    products = _FIGURES if figure else _TABLES
+    for pattern, source in products.items():
+        if found := re.fullmatch(pattern.replace("{stage}", "([A-Za-z][A-Za-z0-9]*)"), name):
+            stage = found[1] if found.groups() else OWN_STAGE
+            return Product(pattern, source, stage, SOURCES[source].at(stage))
+    raise UserError(f"no {'figure' if figure else 'table'} {name!r}; there are {names(figure=figure)}")
+
+
+def names(*, figure: bool = False) -> str:
+    """The names of all tables, or of all figures, for a reader."""
+    return ", ".join(_FIGURES if figure else _TABLES).replace("{stage}", "STAGE")
+
+
+def products_of(config: Config) -> dict[str, Product]:
+    """The tables and figures that a run of this config has, by their names."""
+    found = {}
+    for pattern, source in (_TABLES | _FIGURES).items():
+        for stage in SOURCES[source].stages(config):
+            product = Product(pattern, source, stage, _needs(config, source, stage))
+            found[product.name] = product
     return found
 
 
-def make_table(name: str, found: Any, job: ReportJob) -> Table:
-    """One of `TABLES`, of what `read` gave of its source."""
-    shared = {"run": job.run, "caption": job.caption}
-    if name == "table1":
-        return tables.table1(found[0], labels=job.labels, **shared)
-    if TABLES[name] == "gpt2":
-        make = {"table3": gpt2_tables.table3, "table3x": gpt2_tables.table3x}
-        return make[name](found.scores, **shared)
-    make = {"table2": decode_tables.table2, "table2x": decode_tables.table2x, "table2v1": decode_tables.table2v1}
-    return make[name](found, **shared)
-
-
-def make_figure(name: str, found: Any, job: ReportJob) -> Drawing:
-    """One of `FIGURES`, of what `read` gave of its source."""
-    shared = {"run": job.run, "caption": job.caption}
-    if name == "figure_decode":
-        return decode_figure.figure_decode(found, **shared)
-    if name == "figure_finetune":
-        return gpt2_figure.figure_finetune(found.curves, found.removals, **shared)
-    make = {"figure1a": figures.figure1a, "figure1b": figures.figure1b, "figure2": figures.figure2}
-    return make[name](found[1], labels=job.labels, **shared)
-
-
-def make_claims(job: ClaimsJob, found: Mapping[str, Any]) -> Table:
-    """The table of claims, of what `read` gave of each source; a source that was not measured is left out."""
-    results, curves = found["training"]
-    gpt2 = found.get("gpt2")
-    measured = claims.Measured(
-        results=results,
-        curves=curves,
-        text=job.text,
-        decode=found.get("decode"),
-        last_token=found.get("last_token"),
-        gpt2=None if gpt2 is None else gpt2_summary.table3_rows(gpt2.scores, run=job.run),
-    )
-    return claims.claims_table(measured, run=job.run, caption=job.caption)
-
-
-def make_settings(name: str, job: SettingsJob) -> Table:
-    """One of `SETTINGS`."""
-    make = {"table4": settings_tables.table4, "table5": settings_tables.table5}
-    return make[name](job)
-
-
-def make_stage_figure(found: pd.DataFrame, job: StageJob) -> Drawing:
-    """The figure of a stage, of the kind that its setting `figure` names."""
-    if job.stage.figure is None:
-        raise UserError(f"stage {job.stage.name} has no figure: its setting `figure` is null")
-    make = {"window": study_figure.stage_figure, "scale_target": target_figure.target_figure}
-    return make[job.stage.figure](found, job)
-
-
-def entries(config: Config) -> list[Entry]:
-    """All that a run of this config can have, in the order in which it is made."""
-    of_stages = [entry for stage in config.study or () for entry in _of_stage(config, stage)]
-    return [*_of_paper(config), *of_stages, *_of_trials(config)]
+def _needs(config: Config, source: str, stage: str) -> tuple[str, ...]:
+    sources = asked_sources(config) if source == CLAIMS else [source]
+    return tuple(file for name in sources for file in SOURCES[name].at(stage))
 
 
 def asked_sources(config: Config) -> list[str]:
-    """The sources that a run of this config has."""
-    benched = ["decode", "last_token"] if config.benched else []
-    return ["training", *(["gpt2"] if config.gpt2 else []), *benched]
+    """What a run of this config measures of the paper."""
+    return [name for name in MEASURED if SOURCES[name].stages(config)]
 
 
-def _of_paper(config: Config) -> Iterator[Entry]:
-    asked, job = asked_sources(config), config.report_job()
-
-    def table_of(name: str, found: Rows) -> list[Table]:
-        return [make_table(name, found.of(TABLES[name]), job)]
-
-    def settings_of(name: str, _: Rows) -> list[Table]:
-        return [make_settings(name, config.settings_job())]
-
-    def figure_of(name: str, found: Rows) -> Drawing:
-        return make_figure(name, found.of(FIGURES[name]), job)
-
-    def claims_of(found: Rows) -> list[Table]:
-        return [make_claims(config.claims_job(), {source: found.of(source) for source in asked})]
-
-    for makes, make in ((TABLES, table_of), (SETTINGS, settings_of), (FIGURES, figure_of)):
-        for name, source in makes.items():
-            if source in asked:
-                yield Entry((name,), SOURCES[source].files, partial(make, name))
-    yield Entry((CLAIMS,), tuple(file for source in asked for file in SOURCES[source].files), claims_of)
+def entries(config: Config) -> list[Product]:
+    """The tables and figures that are published of a run of this config, each with its job."""
+    found = [product.told_by(product.cut(config)) for product in products_of(config).values()]
+    return [replace(one, needs=one.needs or SOURCES[_DESCRIBED[one.source]].files) for one in found]
 
 
-def _of_stage(config: Config, stage: Stage) -> Iterator[Entry]:
-    job = stage_job(config, stage.name)
-    place, odd, bench = (path.format(stage=stage.name) for path in (STAGE_ROWS, ODDITIES_ROWS, RIVALS_BENCH))
-
-    def table_of(found: Rows) -> list[Table]:
-        return [study_tables.stage_table(study_rows.read(found.results / place, job), job)]
-
-    def figure_of(found: Rows) -> Drawing:
-        return make_stage_figure(study_rows.read(found.results / place, job), job)
-
-    def oddities_of(found: Rows) -> list[Table]:
-        timed = decode_rows.read(found.results / bench, kind=decode_rows.RIVALS)
-        return [oddities_table.oddities_table(oddities_rows.read(found.results / odd, job), timed, job)]
-
-    yield Entry((f"table_{stage.name}",), (place,), table_of)
-    if stage.figure:
-        yield Entry((f"figure_{stage.name}",), (place,), figure_of)
-    if has_rivals(stage):
-        yield Entry((f"table_{stage.name}_oddities",), (odd, bench), oddities_of)
+def odd_inputs_files(stage: str | None) -> tuple[str, ...]:
+    """The rows of scores on odd inputs, of the arms of a stage or of the run's own models."""
+    return SOURCES["odd_inputs"].at() if stage is None else SOURCES["odd_inputs_of_arms"].at(stage)
 
 
-def _of_trials(config: Config) -> Iterator[Entry]:
-    def read_trials(job: TrialsJob, found: Rows) -> robustness_rows.RobustnessRows:
-        scored = robustness_rows.read(found.results / "tables", run=job.run, name=job.name)
-        robustness_rows.require(scored, job)
-        return scored
-
-    def tables_of(job: TrialsJob, found: Rows) -> list[Table]:
-        return robustness_table.tables(read_trials(job, found), job)
-
-    def figure_of(job: TrialsJob, found: Rows) -> Drawing:
-        return robustness_figure.figure_s3(read_trials(job, found), run=job.run, caption=job.caption)
-
-    if config.robustness is None:
-        return
-    for stage in (None, *config.robustness.stages):
-        job = config.trials_job(stage)
-        needs = tuple(path.format(trials=job.name) for path in TRIALS_ROWS)
-        names = ("table_S3", "table_S3x") if stage is None else (f"table_{job.name}",)
-        yield Entry(names, needs, partial(tables_of, job))
-        if stage is None:
-            yield Entry(("figure_S3",), needs, partial(figure_of, job))
-
-
-def own_entries(labels: Iterable[str]) -> list[Entry]:
+def own_entries(labels: Iterable[str]) -> list[Product]:
     """All that tapers of one's own have, which `tapernorm rows tapers` gathers."""
-
-    def scores_of(found: Rows) -> list[Table]:
-        return [own_tables.scores_table(found.own)]
-
-    def norms_of(label: str, found: Rows) -> list[Table]:
-        return [own_tables.norms_table(label, found.own)]
-
-    def figure_of(label: str, found: Rows) -> Drawing:
-        named, caption = f"{found.own.run}, {label}", found.own.caption
-        return spread_figure.figure_spread(found.own.spread_of(label), run=named, caption=caption)
-
-    made = [Entry(("scores",), own_rows.FILES, scores_of)]
+    made = [Product("scores", TAPERS, OWN_STAGE, OWN_FILES)]
     for label in labels:
-        made.append(Entry((f"norms_{label}",), own_rows.FILES, partial(norms_of, label)))
-        made.append(Entry((f"figure_spread_{label}",), own_rows.FILES, partial(figure_of, label)))
+        made += [Product(p, TAPERS, label, OWN_FILES) for p in ("norms_{stage}", "figure_spread_{stage}")]
     return made
 
 
-def files_of(entry: Entry) -> list[tuple[str, str]]:
-    """("results" or "figures", file below that folder of the run) of every file that `write` makes of an entry."""
-    if entry.is_figure:
-        return [("figures", f"{name}.{kind}") for name in entry.names for kind in ("csv", "pdf", "png")]
-    if entry.names == (CLAIMS,):
-        return [("results", f"{CLAIMS}.{kind}") for kind in ("csv", "md")]
-    return [("results", f"tables/{name}.{kind}") for name in entry.names for kind in ("csv", "md", "tex")]
-
-
-def write(entry: Entry, found: Rows, results: Path, drawings: Path) -> None:
-    """Make the files of an entry, below the results and the figures of the run."""
-    made = entry.make(found)
-    if isinstance(made, tuple):
-        figures.save(*made, drawings / entry.names[0])
-        return
-    for one in made:
-        if one.name == CLAIMS:
-            table.write_csv(one, results)
-            write_text(results / f"{CLAIMS}.md", table.markdown(one))
-        else:
-            table.write(one, results / "tables")
+def _about(stage: str) -> str:
+    return f"stage {stage}" if stage else "the run's own models"

@@ -1,7 +1,7 @@
 """The paper's claims, one row each: its statement, our measurement, and a verdict by the rule of `verdicts`."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,11 @@ import numpy as np
 import pandas as pd
 
 from ..config import published
+from ..config.jobs import ClaimsJob
 from ..config.sections import VARIANT_LABELS, VARIANTS
 from . import evidence
 from .frames.decoding import Bench
+from .frames.gpt2_summary import table3_rows
 from .table import ABSENT, Column, Table
 from .verdicts import (
     RULE,
@@ -40,6 +42,19 @@ class Measured:
     gpt2: Sequence[Row] | None = None  # rows of Table 3
 
 
+def measured_of(found: Mapping[str, Any], job: ClaimsJob) -> Measured:
+    """What was measured, from the rows of each source."""
+    (results, curves), gpt2 = found["training"], found.get("gpt2")
+    return Measured(
+        results=results,
+        curves=curves,
+        text=job.text,
+        decode=found.get("decode"),
+        last_token=found.get("last_token"),
+        gpt2=gpt2 and table3_rows(gpt2.scores, run=job.run),
+    )
+
+
 @dataclass(frozen=True)
 class Claim:
     """A statement of the paper, in our words, and how it is measured.
@@ -58,9 +73,10 @@ class Claim:
     digits: str = ".2f"
 
 
-def claims_table(measured: Measured, *, run: str, caption: str) -> Table:
-    """Every claim with its verdict, as a table."""
-    rows = [claim_row(claim, measured, run=run) for claim in CLAIMS]
+def claims_table(found: Mapping[str, Any], job: ClaimsJob) -> Table:
+    """Every claim with its verdict, as a table, of the rows of each source that was measured."""
+    measured = measured_of(found, job)
+    rows = [claim_row(claim, measured, run=job.run) for claim in CLAIMS]
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in Verdict}
     return Table(
         name="claims",
@@ -77,7 +93,9 @@ def claims_table(measured: Measured, *, run: str, caption: str) -> Table:
             for row in rows
         ],
         published=[],
-        caption=f"Claims of the paper: {'; '.join(f'{n} {v}' for v, n in counts.items())}. Run {run}: {caption}",
+        caption=(
+            f"Claims of the paper: {'; '.join(f'{n} {v}' for v, n in counts.items())}. Run {job.run}: {job.caption}"
+        ),
         notes=[
             RULE,
             "In brackets: 95 % t intervals over paired seeds; of decoding, 95 % bootstrap intervals over rounds."

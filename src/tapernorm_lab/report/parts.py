@@ -16,12 +16,7 @@ from ..config.load import parse
 from ..config.run import Config
 from ..config.study_runs import has_rivals, stage_job
 from . import provenance as origin
-from .catalogue import (
-    Entry,
-    asked_sources,
-    entries,
-    own_entries,
-)
+from .catalogue import OWN_FILES, SOURCES, Product, asked_sources, entries, odd_inputs_files, own_entries
 from .frames import (
     decoding as decode_rows,
 )
@@ -44,13 +39,6 @@ from .frames import (
     study_stages as study_rows,
 )
 from .read_json import read_document, stored, value_at
-from .sources import (
-    ODDITIES_ROWS,
-    RIVALS_BENCH,
-    SOURCES,
-    STAGE_ROWS,
-    TRIALS_ROWS,
-)
 
 CONFIG = "config.json"  # of a published run, beside its rows
 BENCH = "bench"  # the folder of `make bench`, which is no run of a config
@@ -92,7 +80,7 @@ class Contents:
 
     run: str
     parts: Sequence[Part]
-    entries: Sequence[Entry]
+    entries: Sequence[Product]
     config: Config | None = None
 
 
@@ -104,7 +92,7 @@ def contents_of(results: Path) -> Contents:
     """
     if (results / _BENCH_FILES[0]).is_file():
         return bench_contents()
-    if (results / own_rows.FILES[0]).is_file():
+    if (results / OWN_FILES[0]).is_file():
         return own_contents(results)
     if (results / CONFIG).is_file():
         return config_contents(parse(Config, read_json(results / CONFIG), str(results / CONFIG)))
@@ -133,7 +121,7 @@ def own_contents(results: Path) -> Contents:
             for label, facts in runs.items()
         ]
 
-    part = Part("tapers", own_rows.FILES, origins, lambda _: None)
+    part = Part("tapers", OWN_FILES, origins, lambda _: None)
     return Contents(known.run, [part], own_entries(known.runs))
 
 
@@ -194,7 +182,7 @@ def _require_bench(config: Config, file: str, results: Path) -> None:
 def _study(config: Config) -> Iterable[Part]:
     for stage in config.study or ():
         job = stage_job(config, stage.name)
-        place, odd, bench = (path.format(stage=stage.name) for path in (STAGE_ROWS, ODDITIES_ROWS, RIVALS_BENCH))
+        (place,), (odd, bench) = (SOURCES[source].at(stage.name) for source in ("stage", "oddities"))
         runs = [f"{folder}/result.json" for folder in dict.fromkeys(run.folder for run in job.runs)]
 
         def require(results: Path, place: str = place, job: Any = job) -> None:
@@ -222,7 +210,7 @@ def _trials(config: Config) -> Iterable[Part]:
             found = robustness_rows.read(results / "tables", run=job.run, name=job.name)
             robustness_rows.require(found, job)
 
-        files = tuple(path.format(trials=job.name) for path in TRIALS_ROWS)
+        files = odd_inputs_files(stage)
         yield Part(job.name, files, partial(origin.collect_below, places), require)
 
 

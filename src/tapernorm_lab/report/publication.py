@@ -15,14 +15,10 @@ from tapernorm.util.atomic_files import whole_file, write_json
 from tapernorm.util.errors import UserError
 
 from . import provenance as origin
-from .catalogue import (
-    Entry,
-    Rows,
-    files_of,
-    write,
-)
+from .catalogue import Product
 from .figures import figure1_2_curves as figures
 from .figures import finetuning as gpt2_figure
+from .makers import Rows, write
 from .parts import (
     CONFIG,
     Contents,
@@ -94,7 +90,7 @@ def redraw(published: Path, drawings: Path) -> list[str]:
     return _draw(contents, published, drawings)
 
 
-def drawable(entries: Iterable[Entry], results: Path) -> Iterator[Entry]:
+def drawable(entries: Iterable[Product], results: Path) -> Iterator[Product]:
     """The tables and figures whose rows are there.
 
     Raises:
@@ -103,17 +99,17 @@ def drawable(entries: Iterable[Entry], results: Path) -> Iterator[Entry]:
     for entry in entries:
         missing = [file for file in entry.needs if not stored(results / file).is_file()]
         if missing and len(missing) < len(entry.needs):
-            raise UserError(f"{entry.names[0]} is also made from {', '.join(missing)}, missing in {results}")
+            raise UserError(f"{entry.name} is also made from {', '.join(missing)}, missing in {results}")
         if not missing:
             yield entry
 
 
 def _draw(contents: Contents, results: Path, drawings: Path) -> list[str]:
-    found = Rows(results, contents.run)
+    found = Rows(results)
     made = []
     for entry in drawable(contents.entries, results):
         write(entry, found, results, drawings)
-        made += entry.names
+        made.append(entry.name)
     return made
 
 
@@ -186,7 +182,7 @@ def _known_files(published: Path, drawings: Path) -> set[Path]:
     contents = contents_of(published)
     rows = [stored(published / file) for part in contents.parts for file in part.files]
     folders = {"results": published, "figures": drawings}
-    made = [folders[folder] / file for entry in contents.entries for folder, file in files_of(entry)]
+    made = [folders[folder] / file for entry in contents.entries for folder, file in entry.files]
     return {path for path in (published / CONFIG, published / PROVENANCE, *rows, *made) if path.is_file()}
 
 

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from tapernorm.util.errors import UserError
 
-from .catalogue import CLAIMS, Entry, Rows
+from .catalogue import CLAIMS, Product
 from .comparison import compare, lines
 from .frames.pretraining import JOB
+from .makers import Rows, make
 from .parts import Contents
 from .provenance import same_or_not, short_commits
 from .read_json import stored
@@ -28,7 +31,7 @@ def compared(here: Contents, results: Path, there: Contents, published: Path, *,
     Raises:
         UserError: no table is on both sides.
     """
-    ours, theirs = Rows(results, here.run), Rows(published, there.run)
+    ours, theirs = Rows(results), Rows(published)
     tables, known = _tables(here, results), _tables(there, published)
     if not tables.keys() & known.keys():
         raise UserError(
@@ -37,18 +40,17 @@ def compared(here: Contents, results: Path, there: Contents, published: Path, *,
     if "table1" in tables:
         yield from _table1(tables["table1"], ours)
     if "table1" in tables and "table1" in known:
-        yield from _origins(ours, theirs)
+        yield from _origins(ours.of(tables["table1"])[0], theirs.of(known["table1"])[0])
     differing = 0
     for name in (name for name in known if name in tables):
         try:
-            pairs = list(zip(_made(tables[name], ours), _made(known[name], theirs), strict=True))
+            mine, published_one = _made(tables[name], ours), _made(known[name], theirs)
         except UserError as error:
             yield f"{name}: not compared: {error}"
             continue
-        for mine, published_one in pairs:
-            found = compare(mine, published_one, _VERDICTS if name == CLAIMS else None)
-            differing += len(found.differing)
-            yield from lines(found, every=every)
+        found = compare(mine, published_one, _VERDICTS if name == CLAIMS else None)
+        differing += len(found.differing)
+        yield from lines(found, every=every)
     if differing:
         yield _ROUNDING
     for side, names in (("computed", tables.keys() - known.keys()), ("published", known.keys() - tables.keys())):
@@ -56,36 +58,37 @@ def compared(here: Contents, results: Path, there: Contents, published: Path, *,
             yield f"only {side}: {', '.join(sorted(names))}"
 
 
-def _tables(contents: Contents, results: Path) -> dict[str, Entry]:
+def _tables(contents: Contents, results: Path) -> dict[str, Product]:
     """The tables whose rows are there, by their names."""
     return {
-        entry.names[0]: entry
-        for entry in contents.entries
-        if not entry.is_figure and all(stored(results / file).is_file() for file in entry.needs)
+        product.name: product
+        for product in contents.entries
+        if not product.is_figure and all(stored(results / file).is_file() for file in product.needs)
     }
 
 
-def _made(entry: Entry, found: Rows) -> list[Table]:
-    made = entry.make(found)
-    assert isinstance(made, list)
+def _made(product: Product, found: Rows) -> Table:
+    made = make(product, found)
+    assert isinstance(made, Table)
     return made
 
 
-def _table1(entry: Entry, found: Rows) -> Iterator[str]:
+def _table1(product: Product, found: Rows) -> Iterator[str]:
     try:
-        (made,) = _made(entry, found)
+        made = _made(product, found)
     except UserError:
         return  # told where the tables are compared
-    yield f"Table 1 of run {found.run}: validation loss (nats/token), and gap paired by seed with its 95 % interval"
+    run = product.job.run
+    yield f"Table 1 of run {run}: validation loss (nats/token), and gap paired by seed with its 95 % interval"
     yield from table1_lines(made.records)
     yield ""
 
 
-def _origins(ours: Rows, theirs: Rows) -> Iterator[str]:
+def _origins(ours: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[str]:
     """On what both were computed, and whether by the same settings."""
     jobs: list[dict[tuple[Any, ...], str]] = []
-    for side, rows in (("here", ours), ("published", theirs)):
-        results: Sequence[dict[str, Any]] = rows.of("training")[0].to_dict("records")
+    for side, frame in (("here", ours), ("published", theirs)):
+        results: Sequence[dict[str, Any]] = frame.to_dict("records")
         devices = ", ".join(sorted({row["device"] for row in results}))
         torch = same_or_not("PyTorch", (row["torch"] for row in results))
         code = ", ".join(short_commits(results))

@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -38,11 +38,13 @@ class Table:
     records: Sequence[Mapping[str, Any]]  # the numbers behind them, tidy and in full precision
 
 
-def write(table: Table, folder: Path) -> None:
-    """Write `folder`/`table.name`.csv, .md and .tex."""
-    write_csv(table, folder)
-    write_text(folder / f"{table.name}.md", markdown(table))
-    write_text(folder / f"{table.name}.tex", latex(table))
+def write(table: Table, folder: Path, kinds: Iterable[str] = ("csv", "md", "tex")) -> None:
+    """Write `folder`/`table.name` as files of these kinds."""
+    for kind in kinds:
+        if kind == "csv":
+            write_csv(table, folder)
+        else:
+            write_text(folder / f"{table.name}.{kind}", {"md": markdown, "tex": latex}[kind](table))
 
 
 def write_csv(table: Table, folder: Path) -> None:

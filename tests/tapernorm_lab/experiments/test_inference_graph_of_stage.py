@@ -124,7 +124,7 @@ def test_rows_come_back_from_csv_as_they_were(run, rows, tmp_path) -> None:
 def test_each_arm_gets_the_speed_of_the_timed_arm_that_leaves_the_same(run, rows, tmp_path) -> None:
     job, *_ = run
     bench = decode_rows.read(bench_file(tmp_path / "bench.json"), kind=decode_rows.RIVALS)
-    made = {record["arm"]: record for record in oddities_table.oddities_table(rows, bench, job).records}
+    made = {record["arm"]: record for record in oddities_table.oddities_table((rows, bench), job).records}
     speed = {row["arm"]: row["ratio_baseline"] for row in bench.where(phase="decode", mode="eager")}
     timed = {"baseline": "baseline", "internal": "fused", "all": "identity", "dyt": "dyt", "derf": "derf"}
     for arm, name in timed.items():
@@ -136,7 +136,7 @@ def test_each_arm_gets_the_speed_of_the_timed_arm_that_leaves_the_same(run, rows
     assert "speed_eager" not in made["wild"]
     wide = decode_rows.read(bench_file(tmp_path / "wide.json", d_model=24), kind=decode_rows.RIVALS)
     with pytest.raises(UserError, match="timed a model of width 24 and stage S2 has 12"):
-        oddities_table.oddities_table(rows, wide, job)
+        oddities_table.oddities_table((rows, wide), job)
 
 
 def test_the_table_says_what_is_left_and_what_is_not_finite(run, rows) -> None:
@@ -147,7 +147,7 @@ def test_the_table_says_what_is_left_and_what_is_not_finite(run, rows) -> None:
             row |= {"random_finite": False, "random_ce": None, "random_ce_max": None}
         if row["arm"] == "derf":
             row |= {"same_finite": False, "same_ce": None, "same_ce_max": None}
-    table = oddities_table.oddities_table(broken, None, job)
+    table = oddities_table.oddities_table((broken, None), job)
     cells = {row[0]: dict(zip([c.header for c in table.columns], row, strict=True)) for row in table.rows}
     assert {name: cell["left to run"] for name, cell in cells.items()} == {
         "Baseline": "5 norms",

@@ -14,12 +14,13 @@ from places import ROOT
 
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.config import published
+from tapernorm_lab.config.jobs import ClaimsJob
 from tapernorm_lab.report import claims, html, table
 from tapernorm_lab.report.frames import decoding as decode_rows
 from tapernorm_lab.report.frames import pretraining as rows
 from tapernorm_lab.report.verdicts import Verdict
 
-RUN = {"run": "r", "caption": "c"}
+JOB = ClaimsJob(run="r", caption="c", text="tinystories")
 SHAPE = published.TABLE1_SHAPE
 VARIANTS = ("baseline", "internal", "internal_aux", "all", "all_aux")
 T5 = 2.570581835636314  # 97.5 % quantile of Student's t with 5 degrees of freedom
@@ -250,7 +251,7 @@ def test_gpt2_losses_may_exceed_vanillas_by_as_much_as_fakelns_did():
 
 
 def test_with_hardly_anything_measured_no_claim_is_reproduced():
-    made = claims.claims_table(claims.Measured(results({"baseline": 0}, seeds=1), blank(), "tinystories"), **RUN)
+    made = claims.claims_table({"training": (results({"baseline": 0}, seeds=1), blank())}, JOB)
     assert {record["verdict"] for record in made.records} == {Verdict.NOT_TESTABLE}
     assert all(record["reason"] for record in made.records)
     assert made.caption.startswith("Claims of the paper: 0 reproduced; 0 not reproduced; 12 not testable")
@@ -258,7 +259,7 @@ def test_with_hardly_anything_measured_no_claim_is_reproduced():
 
 def test_the_files_hold_every_claim_with_its_verdict_and_reason(tmp_path):
     frame = results({"baseline": 0, "internal_aux": 1.1, "all_aux": 2.5})
-    made = claims.claims_table(claims.Measured(frame, blank(), "tinystories"), **RUN)
+    made = claims.claims_table({"training": (frame, blank())}, JOB)
     table.write_csv(made, tmp_path)
     with open(tmp_path / "claims.csv", encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
@@ -286,4 +287,4 @@ def test_the_verb_judges_the_rows_of_a_run_and_refuses_those_of_another(tmp_path
     assert verdicts["No radial gradient"] == Verdict.REPRODUCED
     assert verdicts[LOSS] == Verdict.NOT_TESTABLE
     assert main(["table", "claims", "--config", str(ROOT / "config/demo.yaml"), *arguments]) == 2
-    assert "the rows are of run test and the config is of run 'demo'" in capsys.readouterr().err
+    assert "of run test and the config is of run 'demo'" in capsys.readouterr().err

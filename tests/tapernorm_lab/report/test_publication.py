@@ -13,7 +13,7 @@ from publication_desk import TABLES, Desk
 
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.config.load import load_config
-from tapernorm_lab.report import catalogue, publication
+from tapernorm_lab.report import catalogue, makers, publication
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def refused(desk: Desk, capsys, *more: str) -> str:
 
 def test_what_is_published_draws_what_the_whole_rows_draw(desk, tmp_path):
     config = load_config(desk.config)
-    found = catalogue.Rows(desk.computed, "mine")
+    found = makers.Rows(desk.computed)
     for entry in publication.drawable(catalogue.entries(config), desk.computed):
-        catalogue.write(entry, found, tmp_path / "all", tmp_path / "all/figures")
+        makers.write(entry, found, tmp_path / "all", tmp_path / "all/figures")
     published = desk.files()
     drawn = {path.relative_to(tmp_path / "all") for path in (tmp_path / "all").rglob("*") if path.is_file()}
     assert set(map(str, drawn)) >= TABLES

@@ -12,7 +12,6 @@ from places import ROOT
 
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.report import parts
-from tapernorm_lab.report.catalogue import files_of
 
 RESULTS, FIGURES = (ROOT / root / "published" for root in ("results", "figures"))
 RUNS = ("bench", "cpu", "cpu_rounding", "demo", "smollm2")
@@ -88,7 +87,7 @@ def test_every_part_is_of_its_config_and_tells_where_it_comes_from(run):
 @pytest.mark.parametrize("run", [run for run in RUNS if run != "bench"])
 def test_every_table_and_figure_is_what_is_drawn_from_the_rows(run, tmp_path):
     contents = parts.contents_of(RESULTS / run)
-    made = {place for entry in contents.entries for place in files_of(entry)}
+    made = {place for entry in contents.entries for place in entry.files}
     drawn = {Path(name) for folder, name in made if folder == "results"} & files(RESULTS / run)
     for name in files(RESULTS / run) - drawn:  # rows, config, provenance
         place = tmp_path / "results/published" / run / name

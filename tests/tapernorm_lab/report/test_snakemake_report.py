@@ -16,6 +16,7 @@ from chromium import CHROMIUM, Page, chromium
 from matplotlib.figure import Figure
 from places import ROOT
 
+from tapernorm_lab.config.jobs import ReportJob
 from tapernorm_lab.report import html
 from tapernorm_lab.report.frames import pretraining as rows
 from tapernorm_lab.report.table import ABSENT, Column, Table
@@ -67,7 +68,8 @@ def made(tmp_path_factory) -> Path:
         html.write(stub(name), folder / "results/test")
     results = synthetic.write_run(folder / "runs", ("baseline", "internal_aux", "all_aux"), (64,), (1, 2))
     html.write(
-        tables.table1(rows.collect(results, run="test")[0], run="test", caption=ODD), folder / "results/test/tables"
+        tables.table1(rows.collect(results, run="test"), ReportJob(run="test", caption=ODD, labels={})),
+        folder / "results/test/tables",
     )
     (folder / "figures/test").mkdir(parents=True)
     for i, name in enumerate(FIGURES):  # of a size that tells them apart

@@ -134,9 +134,9 @@ def write(rows: Gpt2Rows, folder: Path) -> None:
         frame.write(getattr(rows, name), folder / frame.file)
 
 
-def read(folder: Path) -> Gpt2Rows:
+def read(folder: Path, *, run: str | None = None) -> Gpt2Rows:
     """Read back what `write` wrote. Raises as `Frame.read`."""
-    return Gpt2Rows(**{name: frame.read(folder / frame.file) for name, frame in FRAMES.items()})
+    return Gpt2Rows(**{name: frame.read(folder / frame.file, run=run) for name, frame in FRAMES.items()})
 
 
 def printable(text: str, limit: int = _BEGINNING) -> str:

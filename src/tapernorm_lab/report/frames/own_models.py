@@ -19,7 +19,6 @@ from . import token_scales as spread_rows
 
 KIND = "own_rows"
 FOLDER = "rows"  # below the results of the run
-FILES = tuple(f"{FOLDER}/{name}" for name in ("runs.json", "scores.csv", "spread.csv"))
 BASE = "base model"
 _JOB = ("steps", "batch", "context", "lr", "aux_weight", "taper", "seed")
 _PROVENANCE = ("commit", "config_hash", "device", "host", "written_at", "packages")

@@ -140,6 +140,6 @@ def write(results: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
     CURVES.write(curves, folder / CURVES.file)
 
 
-def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read(folder: Path, *, run: str | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read back what `write` wrote. Raises as `Frame.read`."""
-    return RESULTS.read(folder / RESULTS.file), CURVES.read(folder / CURVES.file)
+    return RESULTS.read(folder / RESULTS.file, run=run), CURVES.read(folder / CURVES.file)

@@ -20,15 +20,16 @@ from ..table import ABSENT, Table
 _SPEED_MODES = ("eager", "compile")
 
 
-def oddities_table(rows: Sequence[Row], bench: Bench | None, job: StageJob) -> Table:
+def oddities_table(found: tuple[Sequence[Row], Bench | None], job: StageJob) -> Table:
     """A line per arm of the stage.
 
     Args:
-        bench: of the kind bench_rivals, on a tapered model of the stage's width; None: no speeds are shown.
+        found: the rows; a bench of the kind bench_rivals, of a tapered model of the stage's width, None: no speeds.
 
     Raises:
         UserError: the bench timed a model of another width.
     """
+    rows, bench = found
     if bench is not None and bench.facts["d_model"] != job.stage.d_model:
         raise UserError(
             f"the bench timed a model of width {bench.facts['d_model']} and stage {job.stage.name} has "

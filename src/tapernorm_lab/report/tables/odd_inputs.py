@@ -24,20 +24,13 @@ _PLACE = ("d_model", "trial", "part")
 SHOWN = ("internal_aux", "all_aux")  # in print, as in Table 1; the CSV and Table S3x hold every model
 
 
-def tables(rows: RobustnessRows, job: TrialsJob) -> list[Table]:
-    """All that a job reports: S3 and S3x of a run, or that of a stage's arms. Raises as `table_s3`."""
-    if job.stage is not None:
-        return [table_of_arms(rows, job)]
-    return [make(rows, run=job.run, caption=job.caption) for make in (table_s3, table_s3x)]
-
-
-def table_s3(rows: RobustnessRows, *, run: str, caption: str) -> Table:
+def table_s3(rows: RobustnessRows, job: TrialsJob) -> Table:
     """Table S3 of a run: a line per width and kind of input.
 
     Raises:
         UserError: there are no scores.
     """
-    found = records(rows, run=run)
+    found = records(rows, run=job.run)
     labels = {row["model"]: row["label"] for row in found}
     shown = [model for model in SHOWN if model in labels] or [model for model in labels if model != BASELINE]
     counts = {place: sorted({row["n"] for row in found if _place(row) == place}) for place in map(_place, found)}
@@ -65,15 +58,15 @@ def table_s3(rows: RobustnessRows, *, run: str, caption: str) -> Table:
         caption=(
             "Finished models on odd inputs, beyond the paper: does one without norms blow up where its Baseline does"
             f" not? The models are those of the run's own tables, tapered as its config's section taper says, and not"
-            f" arms of the study.{of_several_codes(commits_of(rows))} Run {run}: {caption}"
+            f" arms of the study.{of_several_codes(commits_of(rows))} Run {job.run}: {job.caption}"
         ),
         notes=table_notes(rows, found, shown),
     )
 
 
-def table_s3x(rows: RobustnessRows, *, run: str, caption: str) -> Table:
+def table_s3x(rows: RobustnessRows, job: TrialsJob) -> Table:
     """Table S3x of a run: a line per kind of input and model of the widest. Raises as `table_s3`."""
-    found = records(rows, run=run)
+    found = records(rows, run=job.run)
     widest = max(row["d_model"] for row in found)
     tails = {"median": "median", "p99.9": "p99_9", "max": "max"}
     beside = "over Baseline, same row"
@@ -99,7 +92,7 @@ def table_s3x(rows: RobustnessRows, *, run: str, caption: str) -> Table:
         found,
         caption=(
             f"Loss (nats/token) of every model of d {widest} over rows and over tokens, and above the Baseline's on the"
-            f" same row.{of_several_codes(commits_of(rows))} Run {run}: {caption}"
+            f" same row.{of_several_codes(commits_of(rows))} Run {job.run}: {job.caption}"
         ),
         notes=tail_notes(rows),
     )

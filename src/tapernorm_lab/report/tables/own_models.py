@@ -14,7 +14,7 @@ from ..table import ABSENT, Column, Table
 _NOT_FINITE = "not finite"
 
 
-def scores_table(rows: OwnRows) -> Table:
+def scores_table(rows: OwnRows, _: str = "") -> Table:
     """A line for each base model and run, text by text."""
     ways = ("mean", "median", "trimmed", "p99.9", "worst")
     return Table(
@@ -57,7 +57,7 @@ def _loss(value: float | None, digits: int) -> str:
     return f"{value:.{digits}f}" if value < 1e4 else f"{value:.2g}"
 
 
-def norms_table(label: str, rows: OwnRows) -> Table:
+def norms_table(rows: OwnRows, label: str) -> Table:
     """A line for each norm of one run: what became of it, and the scales of its input before and after."""
     spread = rows.spread_of(label)
     records = spread.drop(columns=["rows", "context", "text"]).to_dict("records")

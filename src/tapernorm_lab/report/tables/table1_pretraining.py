@@ -10,6 +10,7 @@ import pandas as pd
 from tapernorm.util.errors import UserError
 
 from ...config import published
+from ...config.jobs import ReportJob
 from ...config.sections import VARIANT_LABELS, VARIANTS
 from ..engine import statistics as stats
 from ..engine.cells import interval, mean_sd, number, text
@@ -27,14 +28,14 @@ ALL_SEEDS, TRIMMED = "all", "without outliers"
 _SAME = ("steps", "lr", "batch", "context", "valid_tokens")  # at one width, or its losses are not comparable
 
 
-def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int, str] | None = None) -> Table:
-    """Table 1 of a run, from the results frame; `labels` names the widths.
+def table1(found: tuple[pd.DataFrame, pd.DataFrame], job: ReportJob) -> Table:
+    """Table 1 of a run, from its results and curves.
 
     Raises:
         UserError: no result, or runs of one width that differ in steps, learning rate, batch or validation text.
     """
-    jobs: list[Row] = results.to_dict("records")
-    rows = table1_rows(jobs, run=run, labels=labels)
+    jobs: list[Row] = found[0].to_dict("records")
+    rows = table1_rows(jobs, run=job.run, labels=job.labels)
     lines = _printed(rows)
     every_seed = [row | {"label": VARIANT_LABELS[row["variant"]]} for row in rows if row["seeds_counted"] == ALL_SEEDS]
     spec = TableSpec(
@@ -60,7 +61,8 @@ def table1(results: pd.DataFrame, *, run: str, caption: str, labels: Mapping[int
         rows,
         published=[_published_line()],
         caption=(
-            f"Validation loss and relative gap to Baseline.{of_several_codes(short_commits(jobs))} Run {run}: {caption}"
+            f"Validation loss and relative gap to Baseline.{of_several_codes(short_commits(jobs))}"
+            f" Run {job.run}: {job.caption}"
         ),
         notes=[*_notes(jobs), *_left_out_notes(rows), *missing_seeds(every_seed, "variant", SHOWN)],
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tapernorm.util.errors import UserError
 
 from ...config import published
+from ...config.jobs import ReportJob
 from ..frames.decoding import (
     ARMS,
     MODES,
@@ -34,7 +35,7 @@ _MODEL = [Column("batch", align="l"), Column("prompt"), Column("model", align="l
 _PAPER_ARMS = ("baseline_naive", "unfused", "fused")
 
 
-def table2(bench: Bench, *, run: str, caption: str) -> Table:
+def table2(bench: Bench, job: ReportJob) -> Table:
     """Table 2: eager decoding with a key-value cache; Baseline is the paper's, with the several-op norm.
 
     Raises:
@@ -50,7 +51,7 @@ def table2(bench: Bench, *, run: str, caption: str) -> Table:
             [published.TABLE2_SHORT, "all", labels[arm], ABSENT, f"{theirs.low:.2f}–{theirs.high:.2f}"]
             for arm, theirs in published.TABLE2_RATIO.items()
         ],
-        caption=f"Decoding with a key-value cache, eager. Run {run}: {caption} {setting(bench, rows)}",
+        caption=f"Decoding with a key-value cache, eager. Run {job.run}: {job.caption} {setting(bench, rows)}",
         notes=[
             *reading_notes(rows),
             "Baseline: RMSNorm spelt out in several operations, as in the paper's software. Table 2x has the better"
@@ -59,7 +60,7 @@ def table2(bench: Bench, *, run: str, caption: str) -> Table:
             f" {published.TABLE2_SETTING}; not measured here.",
             *run_notes(bench),
         ],
-        records=_records(bench, rows, run, [_table2_published(row) for row in rows]),
+        records=_records(bench, rows, job.run, [_table2_published(row) for row in rows]),
     )
 
 
@@ -72,7 +73,7 @@ def _table2_published(row: Row) -> Row:
     }
 
 
-def table2x(bench: Bench, *, run: str, caption: str) -> Table:
+def table2x(bench: Bench, job: ReportJob) -> Table:
     """Table 2x: what is left of the gain against `F.rms_norm` and in every mode, and how far it is from the limit.
 
     Raises:
@@ -93,7 +94,7 @@ def table2x(bench: Bench, *, run: str, caption: str) -> Table:
         ],
         rows=list(_table2x_lines(rows)),
         published=[],
-        caption=f"Decoding against the better Baseline, by mode. Run {run}: {caption} {setting(bench, rows)}",
+        caption=f"Decoding against the better Baseline, by mode. Run {job.run}: {job.caption} {setting(bench, rows)}",
         notes=[
             verdict(bench),
             "A gain counts where the intervals of the ratios to both Baselines, with F.rms_norm and with the several-op"
@@ -106,7 +107,7 @@ def table2x(bench: Bench, *, run: str, caption: str) -> Table:
             *fixed_notes(rows),
             *run_notes(bench),
         ],
-        records=_records(bench, rows, run),
+        records=_records(bench, rows, job.run),
     )
 
 
@@ -127,7 +128,7 @@ def _table2x_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
         ]
 
 
-def table2v1(bench: Bench, *, run: str, caption: str) -> Table:
+def table2v1(bench: Bench, job: ReportJob) -> Table:
     """Table 2v1: what the paper's first version timed, a forward pass of the whole prompt without a key-value cache.
 
     Raises:
@@ -148,7 +149,7 @@ def table2v1(bench: Bench, *, run: str, caption: str) -> Table:
         caption=(
             "Logits of the last token alone, by a forward pass of the whole prompt without a key-value cache, eager:"
             " what the paper's first version measured, not what Table 2 does."
-            f" Run {run}: {caption} {setting(bench, rows)}"
+            f" Run {job.run}: {job.caption} {setting(bench, rows)}"
         ),
         notes=[
             *reading_notes(rows, "k tok/s: thousands of prompt tokens per second"),
@@ -157,7 +158,7 @@ def table2v1(bench: Bench, *, run: str, caption: str) -> Table:
             " rounded rows." + (" Last rows: its batches and prompts that this run has not." if foot else ""),
             *run_notes(bench),
         ],
-        records=_records(bench, rows, run, [_table2v1_published(row) for row in rows]),
+        records=_records(bench, rows, job.run, [_table2v1_published(row) for row in rows]),
     )
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-import pandas as pd
-
 from ...config import published
 from ...config.gpt2 import METHOD_LABELS, ORIGINAL
+from ...config.jobs import ReportJob
 from ..engine.cells import NOT_FINITE, interval, mean_sd, number, shown, text
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
+from ..frames.gpt2 import Gpt2Rows
 from ..frames.gpt2_summary import of_form, published_gap, table3_rows
 from ..provenance import of_several_codes
 from ..table import ABSENT, Table
@@ -20,14 +20,14 @@ from .table3_notes import (
 )
 
 
-def table3(scores: pd.DataFrame, *, run: str, caption: str) -> Table:
-    """Table 3 of a run, from the scores frame.
+def table3(found: Gpt2Rows, job: ReportJob) -> Table:
+    """Table 3 of a run, from its rows.
 
     Raises:
         UserError: no score, evaluations of a corpus that scored other rows, or fine-tunes of one size that differ in
             steps, learning rate or batch.
     """
-    rows = table3_rows(scores, run=run)
+    scores, rows = found.scores, table3_rows(found.scores, run=job.run)
     corpora = {row["corpus"]: row for row in rows}
     beside = any(row["size"] in published.TABLE3 for row in rows)
     counts: dict[tuple[str, str], set[int]] = {}
@@ -48,20 +48,20 @@ def table3(scores: pd.DataFrame, *, run: str, caption: str) -> Table:
         published=[] if beside else list(_foot(rows, list(corpora))),
         caption=(
             f"Mean cross-entropy (nats/token) of GPT-2 fine-tuned by four methods, and gap to Vanilla.{stand_ins(rows)}"
-            f"{of_several_codes(codes(of_form(scores, 'gated')))} Run {run}: {caption}"
+            f"{of_several_codes(codes(of_form(scores, 'gated')))} Run {job.run}: {job.caption}"
         ),
         notes=table3_notes(rows, of_form(scores, "gated")),
     )
 
 
-def table3x(scores: pd.DataFrame, *, run: str, caption: str) -> Table:
-    """Table 3x of a run, from the scores frame: the tails behind each mean. Raises as `table3`."""
-    rows = table3_rows(scores, run=run)
+def table3x(found: Gpt2Rows, job: ReportJob) -> Table:
+    """Table 3x of a run, from its rows: the tails behind each mean. Raises as `table3`."""
+    scores, rows = found.scores, table3_rows(found.scores, run=job.run)
     return TABLE3X.table(
         rows,
         caption=(
             "Cross-entropy (nats/token) over rows and over tokens: what a few rows do to the means of Table 3."
-            f"{stand_ins(rows)}{of_several_codes(codes(of_form(scores, 'gated')))} Run {run}: {caption}"
+            f"{stand_ins(rows)}{of_several_codes(codes(of_form(scores, 'gated')))} Run {job.run}: {job.caption}"
         ),
         notes=table3x_notes(rows),
     )

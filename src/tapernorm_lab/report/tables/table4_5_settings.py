@@ -16,7 +16,7 @@ MARK = "†"
 Row = dict[str, Any]
 
 
-def table4(job: SettingsJob) -> Table:
+def table4(_: None, job: SettingsJob) -> Table:
     """Table 4: the training length of each width, and what follows from it."""
     records = [_width_record(job, width) for width in sorted(job.widths, key=lambda w: w.d_model)]
     places = {
@@ -53,7 +53,7 @@ def table4(job: SettingsJob) -> Table:
     )
 
 
-def table5(job: SettingsJob) -> Table:
+def table5(_: None, job: SettingsJob) -> Table:
     """Table 5: the schedule of the GPT-2 fine-tunes.
 
     Raises:

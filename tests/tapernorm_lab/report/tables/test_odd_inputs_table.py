@@ -16,7 +16,7 @@ from tapernorm_lab.report.frames import odd_inputs as robustness_rows
 from tapernorm_lab.report.frames.odd_inputs_summary import records
 from tapernorm_lab.report.tables import odd_inputs as robustness_table
 
-RUN = {"run": "cpu", "caption": "Not the paper's scale."}
+JOB = TrialsJob(run="cpu", caption="Not the paper's scale.", stage=None, cells=(), models=synthetic_robustness.LABELS)
 SEEDS = (1, 2, 3)
 
 
@@ -81,7 +81,7 @@ def test_quantiles_are_averaged_maxima_are_of_all_and_counts_are_summed(found):
 
 
 def test_table_s3_has_a_line_per_width_and_kind_of_row(rows, found):
-    made = robustness_table.table_s3(rows, **RUN)
+    made = robustness_table.table_s3(rows, JOB)
     kinds = [
         "held-out text",
         "Python standard library",
@@ -107,7 +107,7 @@ def test_table_s3_has_a_line_per_width_and_kind_of_row(rows, found):
 
 
 def test_the_notes_say_what_blowing_up_is_what_repeats_add_and_where_text_is_from(rows):
-    text = table.markdown(robustness_table.table_s3(rows, **RUN))
+    text = table.markdown(robustness_table.table_s3(rows, JOB))
     assert "above 2 times the Baseline's on the same row and above that of a uniform guess" in text
     printed = 2 * (200 + 300 + 200 + 200 + 90 + 90) * 2 * 3
     assert f"of the Baseline beside these models: 24 of {printed:,} rows" in text  # one a seed on either part of rare
@@ -116,16 +116,16 @@ def test_the_notes_say_what_blowing_up_is_what_repeats_add_and_where_text_is_fro
     assert "at d 48, nats: rare token repeated: Baseline 0.20 [0.20, 0.20], Internal-Taper (+aux) 0.2" in text
     assert "Python standard library: somewhere of code." in text
     assert "Code commit: aaaaaaaaaaaa." in text
-    assert "\\textbf" not in table.latex(robustness_table.table_s3(rows, **RUN))
+    assert "\\textbf" not in table.latex(robustness_table.table_s3(rows, JOB))
 
 
 def test_one_seed_has_no_interval_and_a_missing_seed_is_named(tmp_path):
     paths = synthetic_robustness.write_run(tmp_path, widths=(48,), seeds=(1, 2))
     one = robustness_rows.collect(paths[:1], run="cpu")
-    line = robustness_table.table_s3(one, **RUN).rows[1]
+    line = robustness_table.table_s3(one, JOB).rows[1]
     assert line[6] == f"{loss('internal_aux', 48, 1, 'code', 'all') / loss('baseline', 48, 1, 'code', 'all'):.3f}"
     paths[1].write_text(paths[1].read_text().replace('"all_aux"', '"all_new"').replace("(+aux)", "(new)"))
-    text = table.markdown(robustness_table.table_s3(robustness_rows.collect(paths, run="cpu"), **RUN))
+    text = table.markdown(robustness_table.table_s3(robustness_rows.collect(paths, run="cpu"), JOB))
     assert "At d 48, All-Taper (+aux) has no seed 2." in text
 
 
@@ -139,14 +139,14 @@ def test_losses_that_are_not_finite_are_said_to_be(tmp_path):
             entry["beside_baseline"] |= {"excess_max": None, "excess_p99_9": None, "blown": 3}
     paths[0].write_text(json.dumps(document))
     rows = robustness_rows.collect(paths, run="cpu")
-    line = robustness_table.table_s3(rows, **RUN).rows[1]
+    line = robustness_table.table_s3(rows, JOB).rows[1]
     assert line[9:11] == ["not finite", "not finite"]
-    code = [line for line in robustness_table.table_s3x(rows, **RUN).rows if line[1] == "All-Taper (+aux)"][1]
+    code = [line for line in robustness_table.table_s3x(rows, JOB).rows if line[1] == "All-Taper (+aux)"][1]
     assert [code[3], code[6], code[11], code[13]] == ["not finite", "not finite", "not finite", "3"]
 
 
 def test_table_s3x_has_a_line_per_model_of_the_widest_and_its_csv_has_all(rows):
-    made = robustness_table.table_s3x(rows, **RUN)
+    made = robustness_table.table_s3x(rows, JOB)
     parts = sum(len(parts) for _, _, parts in TRIALS.values())
     assert len(made.rows) == (parts - 1) * 4  # without the text that follows no repeats
     assert len(made.records) == parts * (4 + 3)
@@ -187,8 +187,8 @@ def test_the_table_of_arms_has_a_line_per_kind_and_arm_with_the_tails_that_the_r
     rows = robustness_rows.collect(paths, run="cpu")
     labels = synthetic_robustness.LABELS | {"gone": "DyT"}
     cells = tuple((32, seed) for seed in SEEDS)
-    job = TrialsJob(**RUN, stage="S2", cells=cells, models=labels)
-    (made,) = robustness_table.tables(rows, job)
+    job = JOB.model_copy(update={"stage": "S2", "cells": cells, "models": labels})
+    made = robustness_table.table_of_arms(rows, job)
     assert made.name == "table_S3_S2"
     heads = [column.header for column in made.columns]
     printed = [row for row in records(rows, run="cpu") if row["part"] != "unrepeated"]

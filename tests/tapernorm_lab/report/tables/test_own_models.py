@@ -11,6 +11,7 @@ from scale_files import NORMS, document
 from tapernorm.util.atomic_files import read_json, write_json
 from tapernorm.util.errors import UserError
 from tapernorm_lab.report import table
+from tapernorm_lab.report.catalogue import OWN_FILES
 from tapernorm_lab.report.frames import own_models as own_rows
 from tapernorm_lab.report.frames import token_scales as spread_rows
 from tapernorm_lab.report.tables import own_models as own_tables
@@ -60,7 +61,7 @@ def test_a_mean_that_is_not_finite_is_said_and_a_huge_one_is_short(tmp_path):
 
 def test_norms_are_shown_in_their_order_with_multiples_of_the_median(tmp_path):
     run = write_run(tmp_path, after=3.0)
-    made = own_tables.norms_table("all", own_rows.collect({"all": run}, **SHARED))
+    made = own_tables.norms_table(own_rows.collect({"all": run}, **SHARED), "all")
     assert made.name == "norms_all"
     shown = cells(made)
     rows = spread_rows.read(run / "spread.json").to_dict("records")
@@ -87,7 +88,7 @@ def test_rows_come_back_as_they_were_and_name_no_folder(tmp_path):
     pd.testing.assert_frame_equal(back.spread, collected.spread, check_exact=True)
     assert (back.run, back.caption, back.runs, back.scores) == (*SHARED.values(), collected.runs, collected.scores)
     assert [row["row_mean"] for row in back.scores] == [2.0, None, 3.0]
-    for name in own_rows.FILES:
+    for name in OWN_FILES:
         assert str(tmp_path) not in (tmp_path / name).read_text(encoding="utf-8")
 
 

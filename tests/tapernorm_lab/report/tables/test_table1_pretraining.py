@@ -6,10 +6,12 @@ import pandas as pd
 import pytest
 
 from tapernorm.util.errors import UserError
+from tapernorm_lab.config.jobs import ReportJob
 from tapernorm_lab.report import table
 from tapernorm_lab.report.tables import table1_pretraining as tables
 
-RUN = {"run": "demo", "caption": "Embedded demo, not the paper's scale."}
+JOB = ReportJob(run="demo", caption="Embedded demo, not the paper's scale.", labels={})
+CURVES = pd.DataFrame()
 BASELINE = [3.0, 2.0, 4.0]
 INTERNAL = [3.03, 2.04, 4.06]  # 1 %, 2 % and 1.5 % above: 1.5 +- 4.3026527 * 0.5 / sqrt(3)
 
@@ -37,7 +39,7 @@ def row_of(made, variant, d_model=64, counted=tables.ALL_SEEDS):
 
 def test_a_row_states_means_spread_and_the_paired_gap():
     frame = results({("internal_aux", 64): INTERNAL, ("baseline", 64): BASELINE})
-    made = tables.table1(frame, **RUN, labels={64: "1M"})
+    made = tables.table1((frame, CURVES), JOB.model_copy(update={"labels": {64: "1M"}}))
     row = row_of(made, "internal_aux")
     gap = [row["gap_percent"], row["gap_low"], row["gap_high"]]
     assert gap == pytest.approx([1.5, 1.5 - 1.24206886, 1.5 + 1.24206886], abs=1e-8)
@@ -51,14 +53,14 @@ def test_a_row_states_means_spread_and_the_paired_gap():
 
 
 def test_the_gap_is_not_that_of_the_means():
-    made = tables.table1(results({("baseline", 64): BASELINE, ("internal_aux", 64): INTERNAL}), **RUN)
+    made = tables.table1((results({("baseline", 64): BASELINE, ("internal_aux", 64): INTERNAL}), CURVES), JOB)
     means = row_of(made, "internal_aux")["valid_ce_mean"] / row_of(made, "baseline")["valid_ce_mean"]
     assert abs(100 * (means - 1) - row_of(made, "internal_aux")["gap_percent"]) > 0.05
 
 
 def test_widths_are_in_order_and_every_variant_is_in_the_csv():
     losses = {(v, d): [3.0, 3.1] for d in (128, 64) for v in ("all", "all_aux", "baseline", "internal")}
-    made = tables.table1(results(losses), **RUN)
+    made = tables.table1((results(losses), CURVES), JOB)
     assert [line[1] for line in made.rows] == ["64", "128"]
     assert pd.DataFrame(made.records)[["d_model", "variant"]].to_numpy().tolist() == [
         [d, v] for d in (64, 128) for v in ("baseline", "internal", "all", "all_aux")
@@ -67,18 +69,18 @@ def test_widths_are_in_order_and_every_variant_is_in_the_csv():
 
 
 def test_one_seed_has_neither_spread_nor_interval():
-    made = tables.table1(results({("baseline", 64): [4.0], ("all_aux", 64): [3.9]}), **RUN)
+    made = tables.table1((results({("baseline", 64): [4.0], ("all_aux", 64): [3.9]}), CURVES), JOB)
     assert made.rows[0][4:] == ["1", "4.0000", "—", "—", "3.9000", "−2.50"]
 
 
 def test_without_baseline_there_is_no_gap():
-    made = tables.table1(results({("internal_aux", 64): INTERNAL}), **RUN)
+    made = tables.table1((results({("internal_aux", 64): INTERNAL}), CURVES), JOB)
     assert made.rows[0][4:] == ["3", "—", "3.0433 ± 1.0101", "—", "—", "—"]
 
 
 def test_seeds_that_only_one_side_has_are_stated_and_not_paired():
     losses = {("baseline", 64): [3.0, 2.0, 4.0, 9.0], ("all_aux", 64): [3.03, None, 4.06, 9.18]}
-    made = tables.table1(results(losses), **RUN)
+    made = tables.table1((results(losses), CURVES), JOB)
     row = row_of(made, "all_aux")
     assert row["paired_seeds"] == "0 2 3"
     assert row["gap_percent"] == pytest.approx(1.5)
@@ -94,7 +96,7 @@ OUTLYING = {
 
 
 def test_a_second_row_leaves_outliers_out_and_keeps_the_pairs():
-    made = tables.table1(results(OUTLYING), **RUN)
+    made = tables.table1((results(OUTLYING), CURVES), JOB)
     assert [(line[0], line[4]) for line in made.rows] == [("64", "6"), ("64†", "5/6/5")]
     internal = row_of(made, "internal_aux", counted=tables.TRIMMED)
     assert (internal["seeds"], internal["paired_seeds"]) == ("0 1 2 3 4 5", "0 1 2 3 4")
@@ -112,7 +114,7 @@ def test_a_second_row_leaves_outliers_out_and_keeps_the_pairs():
 
 def test_an_outlier_of_a_variant_that_is_not_printed_adds_no_printed_row():
     losses = {("baseline", 64): [2.0, 2.1, 2.2, 2.3], ("all", 64): [2.0, 2.1, 2.2, 90.0]}
-    made = tables.table1(results(losses), **RUN)
+    made = tables.table1((results(losses), CURVES), JOB)
     assert len(made.rows) == 1
     assert row_of(made, "all", counted=tables.TRIMMED)["left_out"].startswith("seed 3 (")
 
@@ -120,10 +122,10 @@ def test_an_outlier_of_a_variant_that_is_not_printed_adds_no_printed_row():
 def test_notes_name_learning_rate_device_source_and_every_commit():
     frame = results({("baseline", 64): BASELINE, ("all_aux", 64): INTERNAL})
     plain = f"Peak learning rate 0.003. Device cpu. PyTorch 2.13.0. Code commit: {'c' * 12}."
-    assert plain in tables.table1(frame, **RUN).notes
+    assert plain in tables.table1((frame, CURVES), JOB).notes
     frame.loc[0, "commit"] = "d" * 40 + "+dirty"
     frame.loc[1, "commit"] = None
-    notes = tables.table1(frame, **RUN).notes
+    notes = tables.table1((frame, CURVES), JOB).notes
     assert any(f"not all the same (3): {'c' * 12}, {'d' * 12}+dirty, unknown." in note for note in notes)
     assert any("arXiv 2602.10408v2" in note and "not measured here" in note for note in notes)
 
@@ -131,18 +133,18 @@ def test_notes_name_learning_rate_device_source_and_every_commit():
 def test_notes_say_where_runs_differ_in_pytorch_or_in_their_config():
     frame = results({("baseline", 64): BASELINE, ("all_aux", 64): INTERNAL})
     frame.loc[frame["variant"] == "baseline", "taper_hash"] = None
-    assert not any("differ in settings" in note for note in tables.table1(frame, **RUN).notes)
+    assert not any("differ in settings" in note for note in tables.table1((frame, CURVES), JOB).notes)
     frame.loc[0, "torch"] = "2.12.1"
     frame.loc[1, "settings_hash"] = "u" * 16
     frame.loc[4, "taper_hash"] = "v" * 16
-    notes = tables.table1(frame, **RUN).notes
+    notes = tables.table1((frame, CURVES), JOB).notes
     assert any("PyTorch, not all the same (2): 2.12.1, 2.13.0." in note for note in notes)
     for what in ("model and training", "taper"):
         assert f"The runs differ in settings of {what} that one config gives all of them: 2 versions." in notes
 
 
 def fold_notes(frame):
-    return [note for note in tables.table1(frame, **RUN).notes if note.startswith("Folding")]
+    return [note for note in tables.table1((frame, CURVES), JOB).notes if note.startswith("Folding")]
 
 
 def test_the_note_on_folding_states_the_largest_move_of_any_form_and_model():
@@ -169,16 +171,16 @@ def test_runs_that_are_not_alike_are_refused(column):
     frame = results({("baseline", 64): BASELINE, ("all_aux", 64): INTERNAL})
     frame.loc[0, column] *= 2
     with pytest.raises(UserError, match=f"at d_model 64 differ in {column}"):
-        tables.table1(frame, **RUN)
+        tables.table1((frame, CURVES), JOB)
 
 
 def test_a_run_without_results_is_refused():
     with pytest.raises(UserError, match="run demo has no results"):
-        tables.table1(results({}), **RUN)
+        tables.table1((results({}), CURVES), JOB)
 
 
 def test_csv_keeps_every_digit(tmp_path):
-    made = tables.table1(results({("baseline", 64): [3.1, 2.2, 4.3], ("all_aux", 64): INTERNAL}), **RUN)
+    made = tables.table1((results({("baseline", 64): [3.1, 2.2, 4.3], ("all_aux", 64): INTERNAL}), CURVES), JOB)
     table.write(made, tmp_path)
     back = pd.read_csv(tmp_path / "table1.csv")
     for column in ("valid_ce_mean", "valid_ce_std", "gap_percent", "gap_low", "gap_high"):
@@ -186,7 +188,7 @@ def test_csv_keeps_every_digit(tmp_path):
 
 
 def test_markdown_holds_caption_rows_and_the_published_range_apart(tmp_path):
-    table.write(tables.table1(results(OUTLYING), **RUN), tmp_path)
+    table.write(tables.table1((results(OUTLYING), CURVES), JOB), tmp_path)
     lines = (tmp_path / "table1.md").read_text(encoding="utf-8").splitlines()
     assert lines[0].endswith("Run demo: Embedded demo, not the paper's scale.")
     grid = [line for line in lines if line.startswith("|")]
@@ -199,7 +201,7 @@ def test_markdown_holds_caption_rows_and_the_published_range_apart(tmp_path):
 
 def test_latex_is_balanced_and_every_row_has_every_column(tmp_path):
     hostile = {"run": "a_b", "caption": r"100 % of \x{y} & #1 ~ ^ $z$"}
-    table.write(tables.table1(results(OUTLYING), **hostile), tmp_path)
+    table.write(tables.table1((results(OUTLYING), CURVES), JOB.model_copy(update=hostile)), tmp_path)
     text = (tmp_path / "table1.tex").read_text(encoding="utf-8")
     assert text.isascii()
     assert re.findall(r"\\begin{([^}]+)}", text) == ["table*", "tabular", "minipage"]

@@ -10,12 +10,13 @@ import synthetic_bench
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config import published
+from tapernorm_lab.config.jobs import ReportJob
 from tapernorm_lab.report import table
 from tapernorm_lab.report.frames import decoding as decode_rows
 from tapernorm_lab.report.tables import table2_decoding as decode_tables
 from tapernorm_lab.report.tables import table2_notes as decode_notes
 
-RUN = {"run": "demo", "caption": "Embedded demo, not the paper's scale."}
+JOB = ReportJob(run="demo", caption="Embedded demo, not the paper's scale.", labels={})
 SETTING = (
     "cpu, float32, 1 thread; PyTorch 2.13.0, Python 3.11.9; Internal-Taper (+aux), d 512, 8 layers, 16 heads,"
     " vocabulary 10,000; "
@@ -49,7 +50,7 @@ def seconds(document, arm, **where):
 
 
 def test_table_2_has_the_papers_rows_against_the_papers_baseline(bench, document):
-    made = decode_tables.table2(bench, **RUN)
+    made = decode_tables.table2(bench, JOB)
     assert [line[:3] for line in made.rows] == [
         [*where, model]
         for heading in (["1", "128"], ["1", "512"], ["4", "128"], ["4", "512"])
@@ -73,7 +74,7 @@ def test_table_2_has_the_papers_rows_against_the_papers_baseline(bench, document
 
 
 def test_table_2_is_eager_decoding_alone(bench):
-    frame = pd.DataFrame(decode_tables.table2(bench, **RUN).records)
+    frame = pd.DataFrame(decode_tables.table2(bench, JOB).records)
     assert (set(frame["mode"]), set(frame["phase"])) == ({"eager"}, {"decode"})
     ranges = frame.set_index("arm")[["published_ratio_low", "published_ratio_high"]]
     assert ranges.loc["fused"].drop_duplicates().to_numpy().tolist() == [[1.15, 1.18]]
@@ -83,20 +84,20 @@ def test_table_2_is_eager_decoding_alone(bench):
 def test_captions_name_device_software_model_and_rounds(bench, last_token):
     decoding = "256 new tokens in blocks of 32, 9 rounds after 3 untimed."
     for make in (decode_tables.table2, decode_tables.table2x):
-        caption = make(bench, **RUN).caption
-        assert f"Run demo: {RUN['caption']} {SETTING}{decoding}" in caption
-    assert decode_tables.table2v1(last_token, **RUN).caption.endswith(f"{SETTING}9 rounds after 3 untimed.")
+        caption = make(bench, JOB).caption
+        assert f"Run demo: {JOB.caption} {SETTING}{decoding}" in caption
+    assert decode_tables.table2v1(last_token, JOB).caption.endswith(f"{SETTING}9 rounds after 3 untimed.")
 
 
 def test_notes_state_checks_missing_modes_machine_and_code(bench):
     for make in (decode_tables.table2, decode_tables.table2x):
-        notes = make(bench, **RUN).notes
+        notes = make(bench, JOB).notes
         assert "CUDA graph was asked for and could not be measured: no GPU." in notes
         assert f"No TF32; load 0.25 before, 1.10 after. Code commit: {'a' * 12}." in notes
         (checks,) = (note for note in notes if note.startswith("Largest difference"))
         assert "unfused 1.5e-06 (logits' RMS 5.1); Internal-Taper fused 2.5e-06" in checks
     assert any(
-        "2602.10408v2" in note and "not measured here" in note for note in decode_tables.table2(bench, **RUN).notes
+        "2602.10408v2" in note and "not measured here" in note for note in decode_tables.table2(bench, JOB).notes
     )
 
 
@@ -104,22 +105,22 @@ def test_a_gpus_clocks_and_tf32_are_stated(tmp_path):
     machine = {"device": "GPU", "threads": 2, "tf32": True, "clocks": {"sm_mhz": 1980}, "load_before": None}
     document = synthetic_bench.decode(("eager",), (1,), (128,), 6, machine={**machine, "load_after": 0.5})
     document["provenance"]["commit"] = "b" * 40 + "+dirty"
-    made = decode_tables.table2(bench_of(document, tmp_path), **RUN)
+    made = decode_tables.table2(bench_of(document, tmp_path), JOB)
     assert made.notes[-1] == f"TF32 on, sm_mhz 1980; load — before, 0.50 after. Code commit: {'b' * 12}+dirty."
     assert "GPU, float32, 2 threads" in made.caption
 
 
 def test_few_rounds_and_one_round_are_said_to_tell_little(tmp_path):
-    few = decode_tables.table2(bench_of(synthetic_bench.decode(("eager",), (1,), (128,), 3), tmp_path), **RUN)
+    few = decode_tables.table2(bench_of(synthetic_bench.decode(("eager",), (1,), (128,), 3), tmp_path), JOB)
     assert any("fewer than 6 rounds" in note for note in few.notes)
     one = bench_of(synthetic_bench.decode(("eager",), (1,), (128,), 1), tmp_path)
-    assert "[" not in "".join(cell for line in decode_tables.table2(one, **RUN).rows for cell in line)
-    assert "1 round after" in decode_tables.table2(one, **RUN).caption
+    assert "[" not in "".join(cell for line in decode_tables.table2(one, JOB).rows for cell in line)
+    assert "1 round after" in decode_tables.table2(one, JOB).caption
     assert "a fused norm (eager): one round cannot tell" in decode_notes.verdict(one)
 
 
 def test_table_2x_has_every_mode_and_phase_against_the_better_baseline(bench, document):
-    made = decode_tables.table2x(bench, **RUN)
+    made = decode_tables.table2x(bench, JOB)
     places = [("decode", "eager"), ("decode", "torch.compile"), ("prefill", "eager")]
     assert [tuple(line[:4]) for line in made.rows] == [(*p, b, n) for p in places for b in "14" for n in ("128", "512")]
     headers = [f"{column.group}: {column.header}".removeprefix(": ") for column in made.columns]
@@ -183,13 +184,13 @@ def test_the_verdict_names_what_was_not_measured(tmp_path):
 
 def test_without_a_measured_bandwidth_no_share_is_printed(tmp_path):
     document = synthetic_bench.decode(("eager",), (1,), (128,), 6, read_bandwidth=None)
-    made = decode_tables.table2x(bench_of(document, tmp_path), **RUN)
+    made = decode_tables.table2x(bench_of(document, tmp_path), JOB)
     assert (made.rows[0][5], made.rows[0][-1]) == ("—", "—")
     assert any(note.endswith("read bandwidth was not measured.") for note in made.notes)
 
 
 def test_table_2v1_prints_the_published_rows_beside_ours_and_the_others_beneath(last_token):
-    made = decode_tables.table2v1(last_token, **RUN)
+    made = decode_tables.table2v1(last_token, JOB)
     theirs = {(line[0], line[1]): made.rows[i : i + 5] for i, line in enumerate(made.rows) if line[0]}
     assert list(theirs) == [("1", "64"), ("1", "128"), ("4", "64"), ("4", "128")]
     assert [line[2] for line in theirs[("1", "128")]] == [
@@ -210,7 +211,7 @@ def test_table_2v1_prints_the_published_rows_beside_ours_and_the_others_beneath(
 
 
 def test_table_2v1_counts_thousands_of_prompt_tokens(last_token):
-    made = decode_tables.table2v1(last_token, **RUN)
+    made = decode_tables.table2v1(last_token, JOB)
     (row,) = last_token.where(batch=4, prompt=128, arm="fused")
     printed = made.rows[-2]
     assert printed[3].split()[0] == f"{row['tokens_per_s'] / 1000:.2f}"
@@ -233,25 +234,28 @@ def test_the_two_measurements_never_meet(bench, last_token):
     with pytest.raises(
         UserError, match="table2v1 needs eager mode, which was not measured: run `tapernorm bench last_t"
     ):
-        decode_tables.table2v1(bench, **RUN)
+        decode_tables.table2v1(bench, JOB)
     with pytest.raises(
         UserError, match="table2 needs eager mode, which was not measured: run `tapernorm bench decode`"
     ):
-        decode_tables.table2(last_token, **RUN)
+        decode_tables.table2(last_token, JOB)
     with pytest.raises(UserError, match="table2x needs decoding"):
-        decode_tables.table2x(last_token, **RUN)
+        decode_tables.table2x(last_token, JOB)
 
 
 def test_table_2_without_eager_mode_is_refused_and_table_2x_is_not(tmp_path):
     bench = bench_of(synthetic_bench.decode(("compile",), (1,), (128,), 2), tmp_path)
     with pytest.raises(UserError, match="table2 needs eager mode"):
-        decode_tables.table2(bench, **RUN)
-    assert decode_tables.table2x(bench, **RUN).rows[0][1] == "torch.compile"
+        decode_tables.table2(bench, JOB)
+    assert decode_tables.table2x(bench, JOB).rows[0][1] == "torch.compile"
 
 
 @pytest.mark.parametrize("make", [decode_tables.table2, decode_tables.table2x, decode_tables.table2v1])
 def test_all_three_files_are_whole(bench, last_token, tmp_path, make):
-    made = make(last_token if make is decode_tables.table2v1 else bench, run="a_b", caption="100 % of #1.")
+    made = make(
+        last_token if make is decode_tables.table2v1 else bench,
+        JOB.model_copy(update={"run": "a_b", "caption": "100 % of #1."}),
+    )
     table.write(made, tmp_path)
     back = pd.read_csv(tmp_path / f"{made.name}.csv")
     for column in ("tokens_per_s", "tokens_per_s_low", "ratio_baseline", "ratio_baseline_naive_high", "bytes_per_s"):

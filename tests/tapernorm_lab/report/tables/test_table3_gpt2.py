@@ -10,12 +10,13 @@ import synthetic_gpt2
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config import published
 from tapernorm_lab.config.gpt2 import METHOD_LABELS
+from tapernorm_lab.config.jobs import ReportJob
 from tapernorm_lab.experiments.loss_quantiles import RESOLUTION
 from tapernorm_lab.report import table
 from tapernorm_lab.report.frames import gpt2 as gpt2_rows
 from tapernorm_lab.report.tables import table3_gpt2 as gpt2_tables
 
-RUN = {"run": "demo", "caption": "Embedded demo, not the paper's scale."}
+JOB = ReportJob(run="demo", caption="Embedded demo, not the paper's scale.", labels={})
 LABELS = {"held_out": "web, held out", "pile": "The Pile, first rows"}
 COLUMNS = {"held_out": "owt", "pile": "pile"}
 
@@ -66,13 +67,21 @@ SEEDED = {
 }
 
 
+def rows_of(frame):
+    return gpt2_rows.Gpt2Rows(scores=frame, curves=pd.DataFrame(), removals=pd.DataFrame())
+
+
+def found(losses, **columns):
+    return rows_of(scores(losses, **columns))
+
+
 def row_of(made, method, corpus="held_out", size="tiny"):
     (row,) = [r for r in made.records if (r["size"], r["method"], r["corpus"]) == (size, method, corpus)]
     return row
 
 
 def test_a_row_states_means_spread_and_the_paired_gap():
-    made = gpt2_tables.table3(scores(SEEDED), **RUN)
+    made = gpt2_tables.table3(found(SEEDED), JOB)
     row = row_of(made, "all_aux")
     assert [row["gap_percent"], row["gap_low"], row["gap_high"]] == pytest.approx(
         [1.5, 1.5 - 1.24206886, 1.5 + 1.24206886], abs=1e-8
@@ -86,7 +95,7 @@ def test_a_row_states_means_spread_and_the_paired_gap():
 
 
 def test_the_original_is_one_model_compared_with_every_seeds_vanilla():
-    made = gpt2_tables.table3(scores(SEEDED), **RUN)
+    made = gpt2_tables.table3(found(SEEDED), JOB)
     row = row_of(made, "original")
     assert (row["n"], row["n_pairs"]) == (1, 3)
     assert row["gap_percent"] == pytest.approx((5 + 57.5 - 21.25) / 3)
@@ -99,7 +108,7 @@ def test_the_original_is_one_model_compared_with_every_seeds_vanilla():
 def test_the_gap_is_of_paired_seeds_and_missing_ones_are_named():
     losses = dict(SEEDED)
     losses["tiny", "all_aux"] = {"held_out": [3.03, None, 4.06], "pile": [2.6, None, 2.5]}
-    made = gpt2_tables.table3(scores(losses), **RUN)
+    made = gpt2_tables.table3(found(losses), JOB)
     row = row_of(made, "all_aux")
     assert (row["n_pairs"], row["gap_percent"]) == (2, pytest.approx(1.25))
     assert "tiny: All-TaperLN (+aux) has no seed 1." in made.notes
@@ -107,7 +116,7 @@ def test_the_gap_is_of_paired_seeds_and_missing_ones_are_named():
 
 def test_without_vanilla_there_is_no_gap_and_a_note_says_why():
     losses = {key: value for key, value in SEEDED.items() if key[1] != "vanilla"}
-    made = gpt2_tables.table3(scores(losses), **RUN)
+    made = gpt2_tables.table3(found(losses), JOB)
     assert [line[5] for line in made.rows] == ["—", "—"]
     assert "tiny: Vanilla was not evaluated, so there is no gap." in made.notes
 
@@ -123,7 +132,7 @@ GPT2_SCALE = {"vocab_size": 50_257, "context": 1024}
 
 
 def test_published_numbers_stand_beside_ours_where_the_size_is_theirs():
-    made = gpt2_tables.table3(scores(PUBLISHED, **GPT2_SCALE), **RUN)
+    made = gpt2_tables.table3(found(PUBLISHED, **GPT2_SCALE), JOB)
     assert [column.header for column in made.columns[4:]] == [
         *("CE", "gap %", "published OpenWebText"),
         *("CE", "gap %", "published The Pile"),
@@ -140,7 +149,7 @@ def test_published_numbers_stand_beside_ours_where_the_size_is_theirs():
 
 
 def test_published_weights_are_compared_with_their_own_vanilla_and_with_their_own_numbers():
-    made = gpt2_tables.table3(scores(PUBLISHED, **GPT2_SCALE), **RUN)
+    made = gpt2_tables.table3(found(PUBLISHED, **GPT2_SCALE), JOB)
     row = row_of(made, "published_fakeln", size="small")
     assert row["gap_percent"] == pytest.approx(100 * (3.0797 * 1.002 / 3.0126 - 1))
     assert math.isnan(row_of(made, "published_vanilla", size="small")["gap_percent"])
@@ -149,7 +158,7 @@ def test_published_weights_are_compared_with_their_own_vanilla_and_with_their_ow
 
 
 def test_without_a_size_of_theirs_the_published_rows_are_set_apart():
-    made = gpt2_tables.table3(scores(SEEDED), **RUN)
+    made = gpt2_tables.table3(found(SEEDED), JOB)
     assert len(made.published) == 12
     assert made.published[0] == ["Baroni et al., small", "Original", "—", "1", "3.1006", "2.92", "2.8450", "−0.21"]
     assert made.published[11] == ["", "FakeLN", "800", "1", "2.5052", "1.02", "130.2197", "5177.82"]
@@ -185,33 +194,33 @@ def test_published_numbers_are_the_sources():
 
 
 def test_stand_ins_and_another_scale_are_said():
-    made = gpt2_tables.table3(scores(SEEDED), **RUN)
+    made = gpt2_tables.table3(found(SEEDED), JOB)
     assert "Stand-ins: web, held out (for OpenWebText)." in made.caption  # The Pile, first rows: is The Pile
     assert made.caption.endswith("Run demo: Embedded demo, not the paper's scale.")
     scale = [note for note in made.notes if note.startswith("Of another scale than Baroni et al.")]
     assert len(scale) == 1
     assert "vocabulary of 4,096 in rows of 128, theirs of GPT-2's 50,257 in rows of 1,024" in scale[0]
     real = scores(PUBLISHED, **GPT2_SCALE).replace({"label": {LABELS["held_out"]: "OpenWebText, their split"}})
-    same = gpt2_tables.table3(real, **RUN)
+    same = gpt2_tables.table3(rows_of(real), JOB)
     assert "Stand-ins" not in same.caption
     assert not any("another scale" in note for note in same.notes)
-    shorter = gpt2_tables.table3x(scores(PUBLISHED, **(GPT2_SCALE | {"context": 512})), **RUN)
+    shorter = gpt2_tables.table3x(found(PUBLISHED, **(GPT2_SCALE | {"context": 512})), JOB)
     assert any("another scale" in note for note in shorter.notes)
 
 
 def test_folding_is_reported_by_its_largest_move():
-    made = gpt2_tables.table3(scores(SEEDED, fold_shift=-3e-6), **RUN)
+    made = gpt2_tables.table3(found(SEEDED, fold_shift=-3e-6), JOB)
     assert row_of(made, "all_aux")["folded_minus_gated"] == pytest.approx(-3e-6, rel=1e-6)
     assert any("moved the means of 2 size and method pairs by at most 3.0e-06." in note for note in made.notes)
     assert row_of(made, "all_aux")["ce_mean"] == pytest.approx(9.13 / 3)  # of the gated model
-    without = gpt2_tables.table3(scores(SEEDED), **RUN)
+    without = gpt2_tables.table3(found(SEEDED), JOB)
     assert not any("folding" in note for note in without.notes)
     assert math.isnan(row_of(without, "all_aux")["folded_minus_gated"])
 
 
 def test_table_3x_prints_the_tail_of_each_model_and_corpus():
     losses = {("tiny", "vanilla"): {"held_out": [3.0], "pile": [2.0]}, ("tiny", "fakeln"): {"held_out": [3.1]}}
-    made = gpt2_tables.table3x(scores(losses, fold_shift=2e-7), **RUN)
+    made = gpt2_tables.table3x(found(losses, fold_shift=2e-7), JOB)
     assert made.rows[0] == [
         *("tiny", LABELS["held_out"], "Vanilla", "1"),
         *("3.0000", "2.900", "2.950", "4.00", "5.00"),
@@ -223,7 +232,7 @@ def test_table_3x_prints_the_tail_of_each_model_and_corpus():
 def test_over_seeds_statistics_are_means_and_the_worst_row_is_the_worst_seeds():
     frame = scores({("tiny", "vanilla"): {"held_out": [3.0, 3.4, 3.1]}})
     frame.loc[1, ["worst_row", "worst_text"]] = [99, "seed one's"]
-    row = row_of(gpt2_tables.table3x(frame, **RUN), "vanilla")
+    row = row_of(gpt2_tables.table3x(rows_of(frame), JOB), "vanilla")
     assert row["rows_median"] == pytest.approx(9.5 / 3 - 0.1)
     assert (row["rows_max"], row["worst_row"], row["worst_text"]) == (5.4, 99, "seed one's")
 
@@ -234,16 +243,16 @@ def test_rows_that_are_not_finite_are_named_and_leave_no_mean():
     frame.loc[bad, ["rows_mean", "rows_trimmed_mean", "rows_max", "worst_ce", "bits_per_byte"]] = math.nan
     frame.loc[bad, "rows_nonfinite"] = 3
     for make in (gpt2_tables.table3, gpt2_tables.table3x):
-        made = make(frame, **RUN)
+        made = make(rows_of(frame), JOB)
         assert "FakeLN, tiny, web, held out: 3 of 300 rows are not finite, so that there is no mean." in made.notes
-    assert gpt2_tables.table3(frame, **RUN).rows[1][4:6] == ["not finite", "—"]
-    line = gpt2_tables.table3x(frame, **RUN).rows[1]
+    assert gpt2_tables.table3(rows_of(frame), JOB).rows[1][4:6] == ["not finite", "—"]
+    line = gpt2_tables.table3x(rows_of(frame), JOB).rows[1]
     assert line[4:9] == ["not finite", "3.000", "—", "4.10", "—"]
 
 
 def test_notes_name_code_device_learning_rate_and_rows():
     frame = scores(SEEDED)
-    notes = gpt2_tables.table3(frame, **RUN).notes
+    notes = gpt2_tables.table3(rows_of(frame), JOB).notes
     assert notes[-1] == (
         f"Peak learning rate: tiny 0.0006. Evaluated on cpu. PyTorch 2.13.0. Code of the fine-tunes: {'d' * 12}; of"
         f" the evaluations: {'c' * 12}."
@@ -252,14 +261,14 @@ def test_notes_name_code_device_learning_rate_and_rows():
     assert f"Rows scored: {'; '.join(f'{text} 300 of 128 tokens (a text)' for text in texts)}." in notes
     frame.loc[frame["method"] == "all_aux", "finetune_commit"] = "e" * 40 + "+dirty"
     frame.loc[frame["method"] == "all_aux", "finetune_torch"] = "2.12.1"
-    mixed = gpt2_tables.table3(frame, **RUN).notes[-1]
+    mixed = gpt2_tables.table3(rows_of(frame), JOB).notes[-1]
     assert "PyTorch, not all the same (2): 2.12.1, 2.13.0." in mixed
     assert f"not all the same (2): {'d' * 12}, {'e' * 12}+dirty;" in mixed
 
 
 def test_quantiles_of_tokens_are_as_exact_as_the_note_says():
     assert RESOLUTION <= 1e-4
-    assert any("to within 0.01 %" in note for note in gpt2_tables.table3x(scores(SEEDED), **RUN).notes)
+    assert any("to within 0.01 %" in note for note in gpt2_tables.table3x(found(SEEDED), JOB).notes)
 
 
 @pytest.mark.parametrize("column", ["rows", "targets", "tokenizer_sha256", "blocks_sha256"])
@@ -268,7 +277,7 @@ def test_other_rows_of_one_corpus_are_refused(column):
     frame[column] = frame[column].astype("object")
     frame.loc[frame.index[-1], column] = 5
     with pytest.raises(UserError, match=f"the models scored for corpus pile differ in {column}"):
-        gpt2_tables.table3(frame, **RUN)
+        gpt2_tables.table3(rows_of(frame), JOB)
 
 
 @pytest.mark.parametrize("column", ["steps", "lr", "batch"])
@@ -276,7 +285,7 @@ def test_unlike_fine_tunes_of_one_size_are_refused(column):
     frame = scores(SEEDED)
     frame.loc[frame.index[-1], column] = 5
     with pytest.raises(UserError, match=f"the models scored for size tiny differ in {column}"):
-        gpt2_tables.table3x(frame, **RUN)
+        gpt2_tables.table3x(rows_of(frame), JOB)
 
 
 def test_a_corpus_that_stands_beside_no_published_one_is_refused_by_name():
@@ -286,12 +295,12 @@ def test_a_corpus_that_stands_beside_no_published_one_is_refused_by_name():
     with pytest.raises(
         UserError, match="corpus pile stands for 'web', and the published columns are owt, pile, pile_f"
     ):
-        gpt2_tables.table3(frame, **RUN)
+        gpt2_tables.table3(rows_of(frame), JOB)
 
 
 def test_a_run_without_scores_is_refused():
     with pytest.raises(UserError, match="run demo has no scores"):
-        gpt2_tables.table3(scores(SEEDED).iloc[:0], **RUN)
+        gpt2_tables.table3(rows_of(scores(SEEDED).iloc[:0]), JOB)
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +311,7 @@ def collected(tmp_path_factory):
 
 @pytest.mark.parametrize("make", [gpt2_tables.table3, gpt2_tables.table3x])
 def test_all_three_files_are_whole(collected, make, tmp_path):
-    made = make(collected, run="a_b", caption="100 % of #1.")
+    made = make(rows_of(collected), JOB.model_copy(update={"run": "a_b", "caption": "100 % of #1."}))
     table.write(made, tmp_path)
     back = pd.read_csv(tmp_path / f"{made.name}.csv")
     frame = pd.DataFrame(made.records)
@@ -319,7 +328,7 @@ def test_all_three_files_are_whole(collected, make, tmp_path):
 
 
 def test_code_cells_are_code_in_markdown_and_typewriter_in_latex(collected, tmp_path):
-    made = gpt2_tables.table3x(collected, **RUN)
+    made = gpt2_tables.table3x(rows_of(collected), JOB)
     assert made.rows[0][-1] == r'class \x00Odd:\n\t"quoted" -- caf\xe9 | __init__'
     assert r'| `class \x00Odd:\n\t"quoted" -- caf\xe9 \| __init__` |' in table.markdown(made)
     assert r"\texttt{class \textbackslash{}x00Odd:" in table.latex(made)

@@ -18,7 +18,7 @@ def paper():
 
 
 def test_table4_holds_steps_tokens_and_the_steps_at_which_things_happen(paper):
-    made = settings_tables.table4(paper)
+    made = settings_tables.table4(None, paper)
     assert [row[1] for row in made.rows] == ["64", "128", "256", "512"]
     steps = [100_000, 100_000, 200_000, 300_000]
     assert [record["steps"] for record in made.records] == steps
@@ -40,9 +40,9 @@ def test_table4_holds_steps_tokens_and_the_steps_at_which_things_happen(paper):
 
 
 def test_assumptions_and_nothing_else_are_marked(paper):
-    headers = [column.header for column in settings_tables.table4(paper).columns]
+    headers = [column.header for column in settings_tables.table4(None, paper).columns]
     assert [header for header in headers if header.endswith("†")] == ["SwiGLU width†", "steps†", "tokens†"]
-    names = [row[0] for row in settings_tables.table5(paper).rows]
+    names = [row[0] for row in settings_tables.table5(None, paper).rows]
     assert [name for name in names if name.endswith("†")] == [
         "taper start†",
         "g = 0 from†",
@@ -52,7 +52,7 @@ def test_assumptions_and_nothing_else_are_marked(paper):
 
 
 def test_every_mark_has_its_reason_in_the_notes(paper):
-    for made in (settings_tables.table4(paper), settings_tables.table5(paper)):
+    for made in (settings_tables.table4(None, paper), settings_tables.table5(None, paper)):
         reasons = [note for note in made.notes if note.startswith("† assumed: ")]
         assert reasons
         for note in reasons:
@@ -64,7 +64,7 @@ def test_every_mark_has_its_reason_in_the_notes(paper):
 def test_an_assumed_section_marks_what_lies_in_it_and_a_longer_name_does_not_count(paper):
     def marked(setting):
         job = paper.model_copy(update={"assumptions": (paper.assumptions[0].model_copy(update={"setting": setting}),)})
-        return [row[0] for row in settings_tables.table5(job).rows if row[0].endswith("†")]
+        return [row[0] for row in settings_tables.table5(None, job).rows if row[0].endswith("†")]
 
     assert len(marked("gpt2.sizes.fakeln")) == 5
     assert marked("gpt2.sizes.fakeln_weight") == ["FakeLN: lambda of its loss†"]
@@ -73,7 +73,7 @@ def test_an_assumed_section_marks_what_lies_in_it_and_a_longer_name_does_not_cou
 
 
 def test_table5_holds_every_setting_of_the_schedule(paper):
-    made = settings_tables.table5(paper)
+    made = settings_tables.table5(None, paper)
     assert [column.header for column in made.columns] == ["setting", "small", "medium", "large", "xl"]
     rows = {row[0].rstrip("†"): row[1:] for row in made.rows}
     assert rows["taper start"] == ["20", "20", "30", "50"]
@@ -88,9 +88,9 @@ def test_table5_holds_every_setting_of_the_schedule(paper):
 def test_a_run_without_assumptions_says_so_and_one_without_gpt2_has_no_table5(tmp_path):
     config = load_config(ROOT / "config/test.yaml")
     job = config.settings_job()
-    assert "No setting here is marked as an assumption in the config." in settings_tables.table4(job).notes
+    assert "No setting here is marked as an assumption in the config." in settings_tables.table4(None, job).notes
     with pytest.raises(UserError, match="no Table 5"):
-        settings_tables.table5(job.model_copy(update={"gpt2": None}))
-    table.write(settings_tables.table4(job), tmp_path)
+        settings_tables.table5(None, job.model_copy(update={"gpt2": None}))
+    table.write(settings_tables.table4(None, job), tmp_path)
     with open(tmp_path / "table4.csv", encoding="utf-8", newline="") as file:
         assert [int(row["steps"]) for row in csv.DictReader(file)] == [w.steps for w in config.widths]

@@ -1,0 +1,151 @@
+"""What reads the rows of each source, and what makes each table and figure of them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tapernorm.util.errors import UserError
+
+from ..config.study_runs import StageJob
+from . import claims, table
+from .catalogue import CLAIMS, MEASURED, OWN_FILES, OWN_STAGE, SOURCES, TAPERS, Product
+from .figures import decoding as decode_figure
+from .figures import figure1_2_curves as curves
+from .figures import finetuning as gpt2_figure
+from .figures import odd_inputs as odd_figure
+from .figures import scale_target, token_scales
+from .figures import study_stages as stage_figure
+from .frames import decoding, gpt2, inference_graph, odd_inputs, own_models, pretraining, study_stages
+from .read_json import stored
+from .table import Table
+from .tables import inference_graph as graph_table
+from .tables import odd_inputs as odd_tables
+from .tables import own_models as own_tables
+from .tables import study_stages as stage_tables
+from .tables import table1_pretraining as pretraining_table
+from .tables import table2_decoding as decode_tables
+from .tables import table3_gpt2 as gpt2_tables
+from .tables import table4_5_settings as settings_tables
+
+Drawing = tuple[Figure, pd.DataFrame]  # with what it draws
+
+
+def _read_stage(files: Sequence[Path], job: StageJob) -> pd.DataFrame:
+    return study_stages.read(files[0], job)
+
+
+def _read_graphs(files: Sequence[Path], job: StageJob) -> Any:
+    """What the arms leave to run, and the benchmark beside it, if there is one."""
+    timed = decoding.read(files[1], kind=decoding.RIVALS) if files[1].is_file() else None
+    return inference_graph.read(files[0], job), timed
+
+
+def _read_odd_inputs(files: Sequence[Path], job: Any) -> odd_inputs.RobustnessRows:
+    rows = odd_inputs.read(files[0].parent, run=job.run, name=job.name)
+    odd_inputs.require(rows, job)
+    return rows
+
+
+READERS: dict[str, Callable[[Sequence[Path], Any], Any]] = {  # source -> its rows, from its files and the job
+    "training": lambda files, job: pretraining.read(files[0].parent, run=job.run),
+    "gpt2": lambda files, job: gpt2.read(files[0].parent, run=job.run),
+    "decode": lambda files, _: decoding.read(files[0]),
+    "last_token": lambda files, _: decoding.read(files[0], kind=decoding.LAST_TOKEN),
+    "settings": lambda *_: None,
+    "gpt2_settings": lambda *_: None,
+    "stage": _read_stage,
+    "stage_figure": _read_stage,
+    "oddities": _read_graphs,
+    "odd_inputs": _read_odd_inputs,
+    "odd_inputs_of_arms": _read_odd_inputs,
+    TAPERS: lambda files, _: own_models.read(files[0].parent),
+}
+
+
+def _told(job: Any) -> dict[str, Any]:
+    return {"run": job.run, "caption": job.caption}
+
+
+def _scales_of(found: own_models.OwnRows, label: str) -> Drawing:
+    return token_scales.figure_spread(found.spread_of(label), run=f"{found.run}, {label}", caption=found.caption)
+
+
+def _figure_of(found: pd.DataFrame, job: StageJob) -> Drawing:
+    """The figure of a stage, of the kind that its setting `figure` names."""
+    if job.stage.figure is None:
+        raise UserError(f"stage {job.stage.name} has no figure: its setting `figure` is null")
+    make = {"window": stage_figure.stage_figure, "scale_target": scale_target.target_figure}
+    return make[job.stage.figure](found, job)
+
+
+MAKERS: dict[str, Callable[[Any, Any], Table | Drawing]] = {  # name -> it, from its rows and the job, or own label
+    "table1": pretraining_table.table1,
+    "table2": decode_tables.table2,
+    "table2x": decode_tables.table2x,
+    "table2v1": decode_tables.table2v1,
+    "table3": gpt2_tables.table3,
+    "table3x": gpt2_tables.table3x,
+    "table4": settings_tables.table4,
+    "table5": settings_tables.table5,
+    CLAIMS: claims.claims_table,
+    "table_S3": odd_tables.table_s3,
+    "table_S3x": odd_tables.table_s3x,
+    "table_S3_{stage}": odd_tables.table_of_arms,
+    "table_{stage}_oddities": graph_table.oddities_table,
+    "table_{stage}": stage_tables.stage_table,
+    "scores": own_tables.scores_table,
+    "norms_{stage}": own_tables.norms_table,
+    "figure1a": lambda found, job: curves.figure1a(found[1], labels=job.labels, **_told(job)),
+    "figure1b": lambda found, job: curves.figure1b(found[1], labels=job.labels, **_told(job)),
+    "figure2": lambda found, job: curves.figure2(found[1], labels=job.labels, **_told(job)),
+    "figure_decode": lambda found, job: decode_figure.figure_decode(found, **_told(job)),
+    "figure_finetune": lambda found, job: gpt2_figure.figure_finetune(found.curves, found.removals, **_told(job)),
+    "figure_S3": lambda found, job: odd_figure.figure_s3(found, **_told(job)),
+    "figure_{stage}": _figure_of,
+    "figure_spread_{stage}": _scales_of,
+}
+
+
+class Rows:
+    """The rows below the results of a run, each source read once."""
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self._known: dict[tuple[str, str], Any] = {}
+
+    def of(self, product: Product) -> Any:
+        """The rows that a table or figure is made from; those of the claims by their source.
+
+        Raises:
+            UserError: a file is missing or damaged, or the rows are of another run.
+        """
+        if product.source == CLAIMS:
+            return {name: self._of(name, OWN_STAGE, product.job) for name in MEASURED if self._has(name)}
+        return self._of(product.source, product.stage, product.job)
+
+    def _of(self, source: str, stage: str, job: Any) -> Any:
+        if (source, stage) not in self._known:
+            files = OWN_FILES if source == TAPERS else SOURCES[source].at(stage)
+            self._known[source, stage] = READERS[source]([self.results / file for file in files], job)
+        return self._known[source, stage]
+
+    def _has(self, source: str) -> bool:
+        """Whether the run has these rows; those of its training it must have."""
+        return source == "training" or all(stored(self.results / file).is_file() for file in SOURCES[source].files)
+
+
+def make(product: Product, found: Rows) -> Table | Drawing:
+    """The table, or the figure with what it draws."""
+    return MAKERS[product.pattern](found.of(product), product.job or product.stage)
+
+
+def write(product: Product, found: Rows, results: Path, drawings: Path) -> None:
+    """Make the published files of a table or figure, below the results and the figures of the run."""
+    made = make(product, found)
+    if isinstance(made, Table):
+        table.write(made, results if product.name == CLAIMS else results / "tables", product.kinds)
+    else:
+        curves.save(*made, drawings / product.name)
