@@ -3,8 +3,8 @@
 import argparse
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -45,7 +45,7 @@ class Verbs:
         """A verb named as the function that it runs, with the options of `table`, as `options` takes it."""
         self._parser.epilog = f"{self._parser.epilog or ''}  {run.__name__:<10} {summary}\n"
         made = self._parsers.add_parser(run.__name__, description=summary[0].upper() + summary[1:] + ".")
-        made.set_defaults(verb=run)
+        made.set_defaults(verb=run, written=[])
         options(made, table or {})
         return made
 
@@ -59,7 +59,9 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
     def number(text: str) -> int:
         value = int(text)
         if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is not a positive number" if least == 1 else f"below {least}")
+            raise argparse.ArgumentTypeError(
+                f"{value} is {'not a positive number' if least == 1 else f'below {least}'}"
+            )
         if value > most:
             raise argparse.ArgumentTypeError(f"{text} is above {most}")
         return value
@@ -92,16 +94,14 @@ def run_name(text: str) -> str:
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "DIR": path,
-    "FILE": path,
-    "RUN": run_name,
-    "N": whole(1),
-    "D": whole(1),
-    "K": whole(1),
-    "S": whole(0, 2**63 - 1),
+    **dict.fromkeys(("DIR", "FILE"), path),
+    **dict.fromkeys(("N", "D", "K"), whole(1)),
+    **dict.fromkeys(("STEPS", "ROWS", "TOKENS", "SEED", "THREADS"), int),  # of a request, whose ranges are its own
     "CPUS": lambda text: whole(1, most_threads())(text),
+    "S": whole(0, 2**63 - 1),
     "X": float,
     "F": positive_real,
+    "RUN": run_name,
 }
 _OPTION = re.compile(r"(\S+?)(?: (.+?))?([+*?])?(?::(\S+))?(!)?")
 
@@ -162,33 +162,17 @@ def stands_for(made: argparse.ArgumentParser, **names: str) -> None:
     made.set_defaults(option_names={**(made.get_default("option_names") or {}), **named})
 
 
-def writes(out: Path, verb: str, *names: str) -> AbstractContextManager[None]:
-    """Claim the files that a verb writes inside: `names` in the folder `out`, or `out` itself.
+@contextmanager
+def writes(arguments: argparse.Namespace, *names: str) -> Iterator[None]:
+    """Claim the files that a verb writes inside: `names` in the folder --out, or --out itself.
 
     Raises:
         UserError: one of them is there, and tapernorm did not write it.
     """
-    return output_files([out / name for name in names] or [out], verb)
-
-
-positive = whole(1)
-
-
-def folders(made: argparse.ArgumentParser, **named: str) -> None:
-    options(made, {f"--{name} DIR!": what for name, what in named.items()})
-
-
-def device(made: argparse.ArgumentParser) -> None:
-    options(made, {"--device auto|cpu|cuda:auto": ""})
-    stands_for(made, hardware__device="--device")
-
-
-def slots(made: argparse.ArgumentParser) -> None:
-    options(made, {"--jobs-per-gpu N:1": DEVICE["--jobs-per-gpu N:1"]})
-
-
-def threads(made: argparse.ArgumentParser) -> None:
-    options(made, {"--threads CPUS:1": "CPU threads"})
+    files = [arguments.out / name for name in names] or [arguments.out]
+    with output_files(files, arguments.verb.__name__):
+        yield
+    arguments.written.extend(files)
 
 
 # What belongs together
@@ -206,7 +190,8 @@ def require_options(
 
     Options are named as in `arguments`.
     """
-    given = {name for name in (*of, *needs) if getattr(arguments, name) not in (None, False, [])}
+    values = {name: getattr(arguments, name) for name in (*of, *needs)}
+    given = {name for name, value in values.items() if value is not None and value is not False and value != []}
     if missing := [name for name in needs if name not in given]:
         raise UserError(f"{what} needs {_typed(missing)}: name it")
     if wrong := [name for name in of if name in given and name not in (*needs, *may)]:

@@ -60,12 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell(arguments: argparse.Namespace, took_s: float) -> None:
-    """Say in one line where the output of a verb is and how long it took; one process of several does."""
-    out = getattr(arguments, "out", None)
-    if out is None or getattr(arguments, "dry_run", False) or "TORCHELASTIC_RUN_ID" in os.environ:
+    """Say in one line what a verb has written and how long it took; of several processes, their launcher does."""
+    folder = None if getattr(arguments, "dry_run", False) else getattr(arguments, "out", None)
+    written = arguments.written or ([] if folder is None else [folder])
+    if not written or "TORCHELASTIC_RUN_ID" in os.environ:
         return
+    places = {}  # folder -> names in it
+    for path in written:
+        places.setdefault(path.parent, []).append(path.name)
+    told = "; ".join(
+        f"{place / names[0]}{''.join(f', {name}' for name in names[1:])}" for place, names in places.items()
+    )
     took = f"{took_s:.1f} s" if took_s < 60 else str(timedelta(seconds=round(took_s)))
-    print(f"tapernorm {arguments.verb.__name__}: output in {out} ({took})", file=sys.stderr)
+    print(f"tapernorm {arguments.verb.__name__}: output in {told} ({took})", file=sys.stderr)
 
 
 def _is_text(word: str) -> bool:

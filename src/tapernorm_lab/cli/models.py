@@ -115,7 +115,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if given == "models":
         _evaluate_odd_inputs(arguments)
         return
-    written = nullcontext() if arguments.out is None else writes(arguments.out, "evaluate")
+    written = nullcontext() if arguments.out is None else writes(arguments)
     with device_slot(arguments.device, arguments.jobs_per_gpu), written:
         report = _evaluate_stream(arguments) if given == "tokens" else _evaluate_blocks(arguments)
     print(json.dumps(report))
@@ -133,7 +133,7 @@ def _evaluate_odd_inputs(arguments: argparse.Namespace) -> None:
     with device_slot(arguments.device, arguments.jobs_per_gpu):
         from ..experiments.odd_inputs.odd_inputs import score_models
 
-        with writes(arguments.out, "evaluate"):
+        with writes(arguments):
             result = score_models(
                 job,
                 models,
@@ -291,7 +291,7 @@ def bench(arguments: argparse.Namespace) -> None:
     variant = trained.get("pretrain", trained)["variant"]  # of an arm of a study, that of its pre-training
     with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # nobody beside it
         device = pick_device(arguments.device)
-        with writes(arguments.out, "bench"):
+        with writes(arguments):
             write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
 
     from ..report.frames.decoding import read

@@ -45,9 +45,7 @@ def joined(devices: int, device: torch.device) -> Iterator[None]:
     if devices == 1:
         yield
         return
-    ctypes.CDLL(None).prctl(
-        _PR_SET_PDEATHSIG, signal.SIGTERM
-    )  # when the launcher dies
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # when the launcher dies
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     backend = "nccl" if device.type == "cuda" else "gloo"

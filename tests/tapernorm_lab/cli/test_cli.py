@@ -410,14 +410,14 @@ TOGETHER = {
     "no table 'table9'; there are table1": ["table", "table9", *RUN],
     "no figure 'table1'; there are figure1a": ["figure", "table1", *RUN],
     "name the config of the run": ["table", "table1", "--out", "o"],
-    "name a figure and its folder": ["figure", "figure2", "--config", CONFIG],
-    "leave NAME out": ["figure", "figure2", "--published", "demo"],
-    "--figures: only with --published": ["figure", "figure2", *RUN, "--figures", "f"],
+    "needs --out": ["figure", "figure2", "--config", CONFIG],
+    "--published takes no NAME": ["figure", "figure2", "--published", "demo"],
+    "takes no --figures": ["figure", "figure2", *RUN, "--figures", "f"],
     "no rows 'table1'; there are training": ["rows", "table1", "--out", "o"],
-    "rows training is made from RESULT": ["rows", "training", "--run", "r", "--out", "o"],
+    "rows training needs RESULT": ["rows", "training", "--run", "r", "--out", "o"],
     "rows training takes no --tokens": ["rows", "training", "f", "--run", "r", "--tokens", "t", "--out", "o"],
-    "rows study_S1 is made from --results": ["rows", "study_S1", *RUN],
-    "--any-code: only with --publish": ["compare", "--run", "demo", "--any-code"],
+    "rows study_S1 needs --results": ["rows", "study_S1", *RUN],
+    "a comparison takes no --any-code": ["compare", "--run", "demo", "--any-code"],
 }
 
 
