@@ -65,12 +65,7 @@ def _tell(arguments: argparse.Namespace, took_s: float) -> None:
     written = arguments.written or ([] if folder is None else [folder])
     if not written or "TORCHELASTIC_RUN_ID" in os.environ:
         return
-    places = {}  # folder -> names in it
-    for path in written:
-        places.setdefault(path.parent, []).append(path.name)
-    told = "; ".join(
-        f"{place / names[0]}{''.join(f', {name}' for name in names[1:])}" for place, names in places.items()
-    )
+    told = ", ".join(map(str, dict.fromkeys(written)))
     took = f"{took_s:.1f} s" if took_s < 60 else str(timedelta(seconds=round(took_s)))
     print(f"tapernorm {arguments.verb.__name__}: output in {told} ({took})", file=sys.stderr)
 

@@ -155,6 +155,26 @@ def test_a_run_from_the_command_line_scores_and_can_be_evaluated(tokens: Path, t
     assert found["tokens"] == 100
 
 
+def test_a_verb_tells_in_one_line_what_it_wrote_and_how_long_it_took(tmp_path: Path, capsys) -> None:
+    published = ["--results", str(ROOT / "results/published/demo"), "--out", str(tmp_path)]
+    assert main(["table", "table4", "--config", str(ROOT / "config/demo.yaml"), *published]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    files = ", ".join(str(tmp_path / f"table4.{kind}") for kind in ("csv", "md", "tex", "html"))
+    assert re.fullmatch(rf"tapernorm table: output in {re.escape(files)} \(\d+\.\d s\)", line)
+    assert main(["plan", "--config", CONFIG]) == 0
+    assert capsys.readouterr().err == ""  # it writes nothing
+
+
+def test_a_stage_that_the_study_lacks_is_one_line_with_those_it_has() -> None:
+    bin_ = Path(sys.executable).parent
+    words = ["make", f"VENV={bin_.parent}", "-o", f"{bin_.parent}/.ready"]  # which is not to be made
+    done = subprocess.run([*words, "study", "STAGE=S9"], cwd=ROOT, capture_output=True, text=True, check=False)
+    said, *_ = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "'S9'" in said
+    assert {"S0", "S1", "S2", "S3", "S4"} <= set(said.split())
+
+
 # --- errors ---
 
 
