@@ -17,7 +17,6 @@ from training import HARDWARE, START, STEPS, make_job
 from tapernorm.models.decoder import Decoder
 from tapernorm.schedule import GateSchedule, gate_at, lr_at
 from tapernorm.util.atomic_files import read_json
-from tapernorm.util.errors import UserError
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.jobs import PretrainJob
 from tapernorm_lab.experiments.pretrain import attach_variant
@@ -208,18 +207,6 @@ def test_the_gradient_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
     assert free.step(0) == clipped.step(0)
     total = math.sqrt(sum(g.square().sum().item() for g in gradients.values() if g is not None))
     assert total == pytest.approx(0.01, rel=1e-4)
-
-
-@pytest.mark.parametrize(("decay", "moved"), [(0.0, False), (0.5, True)])
-def test_only_matrices_decay(tmp_path: Path, decay: float, moved: bool) -> None:
-    model = make_trainer(make_job(), tmp_path).model
-    optimizer = Optimisation.of_pretraining(make_job(weight_decay=decay).train, STEPS).optimizer(model)
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for name, parameter in model.named_parameters():
-        assert (not torch.equal(parameter, before[name])) == (moved and parameter.ndim == 2), name
 
 
 def test_a_step_equals_plain_adamw_by_hand(tmp_path: Path) -> None:
@@ -454,10 +441,3 @@ def test_the_gate_is_shut_for_the_final_score(tmp_path: Path) -> None:
     schedule = GateSchedule(START, STEPS)
     assert gates == [np.float32(gate_at(5, schedule)), np.float32(gate_at(11, schedule)), 0.0]
     assert score.ce == 0.5
-
-
-def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    trainer = make_trainer(make_job(), tmp_path)
-    other = make_trainer(make_job(), tmp_path)
-    with pytest.raises(UserError, match="the optimizer does not train"):
-        trainer.driver.check(other.optimizer)
