@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from tapernorm.util.hashing import canonical_json
+from tapernorm.util.progress import announced
 
 from ..config.jobs import BlocksJob, BpeJob, CorpusJob, FilterJob, HubRowsJob, TokenizerJob, TokensJob
 from ..config.run import Config
@@ -98,7 +99,8 @@ def _make(arguments: argparse.Namespace, job: Strict) -> None:
     require_options(arguments, product, needs=inputs, of=[name for name in _INPUTS if name in arguments])
     made_from = {name: content_of(getattr(arguments, name)) for name in inputs}
     work = Work(kind, json.loads(canonical_json({"job": job.model_dump(mode="json"), **made_from})))
-    with output_folder(arguments.out, work, overwrite=arguments.overwrite):
+    writing = announced(f"writing {product} into {arguments.out}")
+    with output_folder(arguments.out, work, overwrite=arguments.overwrite), writing:
         _write(job, *(getattr(arguments, name) for name in inputs), arguments.out)
 
 

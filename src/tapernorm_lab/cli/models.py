@@ -3,8 +3,10 @@
 import argparse
 import json
 import math
+import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from tapernorm.util.errors import UserError
 
@@ -134,17 +136,8 @@ def _evaluate_odd_inputs(arguments: argparse.Namespace) -> None:
         from ..experiments.odd_inputs.odd_inputs import score_models
 
         with writes(arguments):
-            result = score_models(
-                job,
-                models,
-                arguments.tokens,
-                arguments.tokenizer,
-                texts,
-                arguments.out,
-                device=arguments.device,
-                threads=arguments.threads,
-                batch=arguments.batch,
-            )
+            inputs = (arguments.tokens, arguments.tokenizer, texts)
+            result = score_models(job, models, *inputs, arguments.out, **_how(arguments))
     for row in result["scores"]:
         mean, most = ("not finite" if (x := row["rows"][name]) is None else f"{x:.4f}" for name in ("mean", "max"))
         beside = row["beside_baseline"]
@@ -182,28 +175,20 @@ def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | N
 
 def _evaluate_blocks(arguments: argparse.Namespace) -> dict[str, dict[str, float | None]]:
     blocks = named_folders(arguments.blocks, "--blocks")
-    job = _described(arguments.model, list(blocks)) if arguments.job is None else _given(arguments.job)
+    given = None if arguments.job is None else parse(EvaluateJob, from_json(arguments.job, "--job"), "--job")
+    job = given or _described(arguments.model, list(blocks))
     forms = {"gated": arguments.model} | ({"fused": arguments.folded} if arguments.folded else {})
     from ..experiments.evaluate_corpora import evaluate_model
 
-    result = evaluate_model(
-        job,
-        forms,
-        blocks,
-        arguments.tokenizer,
-        arguments.out,
-        device=arguments.device,
-        threads=arguments.threads,
-        batch=arguments.batch,
-    )
+    result = evaluate_model(job, forms, blocks, arguments.tokenizer, arguments.out, **_how(arguments))
     return {
         name: {form: stats["rows"]["mean"] for form, stats in corpus["forms"].items()}
         for name, corpus in result["corpora"].items()
     }
 
 
-def _given(job: str) -> EvaluateJob:
-    return parse(EvaluateJob, from_json(job, "--job"), "--job")
+def _how(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("device", "threads", "batch")}
 
 
 def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
@@ -291,6 +276,7 @@ def bench(arguments: argparse.Namespace) -> None:
     variant = trained.get("pretrain", trained)["variant"]  # of an arm of a study, that of its pre-training
     with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # nobody beside it
         device = pick_device(arguments.device)
+        print(f"timing {arguments.name}, up to minutes ...", file=sys.stderr)
         with writes(arguments):
             write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
 

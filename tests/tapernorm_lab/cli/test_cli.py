@@ -1,5 +1,6 @@
 """The command line: instant help, one job however it is named, one clear line per error, nothing half-written."""
 
+import argparse
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ import tapernorm
 import tapernorm_lab.experiments.machine
 import tapernorm_lab.experiments.pretrain
 from tapernorm.util.hashing import canonical_json
+from tapernorm_lab.cli.arguments import options
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.config.jobs import BenchJob
 from tapernorm_lab.config.load import load_config
@@ -87,6 +89,22 @@ def test_what_cannot_be_parsed_shows_the_usage(arguments: list[str], capsys) -> 
         main(arguments)
     assert end.value.code == 2
     assert "usage: tapernorm" in capsys.readouterr().err
+
+
+def test_options_are_described_as_they_are_typed() -> None:
+    table = dict.fromkeys(("NAME?", "--out DIR!", "--kind a|b:b", "--n N:3", "--more X=Y*", "--x X"), "")
+    table["--all"] = "100 %"
+    parser = argparse.ArgumentParser()
+    options(parser, table)
+    bare = {"name": None, "all": False, "kind": "b", "n": 3, "more": None, "x": None}
+    assert vars(parser.parse_args(["--out", "o"])) == {**bare, "out": Path("o")}
+    words = ["x", "--out", "o", "--all", "--kind", "a", "--n", "5", "--more", "p=q", "r=s", "--x", "1e-3"]
+    given = {"name": "x", "out": Path("o"), "all": True, "kind": "a", "n": 5, "more": ["p=q", "r=s"], "x": 1e-3}
+    assert vars(parser.parse_args(words)) == given
+    assert "100 %" in parser.format_help()
+    for wrong in (["--all"], ["--out", " "], ["--out", "o", "--n", "0"], ["--out", "o", "--kind", "c"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(wrong)
 
 
 # --- jobs ---
