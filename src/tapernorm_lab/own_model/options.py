@@ -9,12 +9,7 @@ from typing import Any, Literal, get_args
 from tapernorm.util.errors import UserError, settings_named
 
 from ..config.load import parse
-from ..config.sections import (
-    NAME,
-    NAME_LENGTH,
-    OWN_SPLIT,
-    DataConfig,
-)
+from ..config.sections import NAME, NAME_LENGTH, OWN_SPLIT, DataConfig
 from ..data.text_files import find_files
 from ..training.gpu_slots import most_threads
 from ..training.outputs import require_kind

@@ -14,13 +14,7 @@ from tapernorm.util.progress import announced
 from ..config.jobs import BlocksJob, CorpusJob
 from ..config.sections import OWN_SPLIT, DataConfig
 from ..data.blocks import Blocks, require_a_row, write_blocks
-from ..data.corpus import (
-    Reading,
-    Split,
-    build_corpus,
-    read_documents,
-    told_of,
-)
+from ..data.corpus import Reading, Split, build_corpus, read_documents, told_of
 from ..data.hf_tokenizer import save_hub_tokenizer
 from ..data.manifest import read_manifest
 from ..data.passages import identity_of

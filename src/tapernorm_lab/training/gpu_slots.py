@@ -25,14 +25,7 @@ _POLL_S = 1.0  # no call waits for the first of several locks
 
 
 @contextmanager
-def device_slot(
-    device: str,
-    jobs_per_gpu: int = 1,
-    *,
-    whole: int = 0,
-    devices: Sequence[str] | None = None,
-    folder: Path | None = None,
-) -> Iterator[str | None]:
+def device_slot(device: str, jobs_per_gpu: int = 1, *, whole: int = 0) -> Iterator[str | None]:
     """Hold a slot of one GPU while inside, and make that GPU the only one that CUDA sees; yields its name.
 
     Waits, and says so, while every slot is taken. Does nothing, and yields None, for device `cpu`, where no GPU is
@@ -43,15 +36,11 @@ def device_slot(
         device: hardware.device: auto, cpu or cuda.
         jobs_per_gpu: slots of each device.
         whole: hold all slots of so many devices in place of one slot, for a job that leaves no room for others.
-        devices: names to choose from, as CUDA_VISIBLE_DEVICES takes them; None: what this machine shows.
-        folder: where the lock files are; None: one per user and machine, under /tmp.
 
     Raises:
-        UserError: there are fewer devices than `whole`, or the folder belongs to somebody else.
+        UserError: there are fewer devices than `whole`, or the folder of the locks belongs to somebody else.
     """
-    if device == "cpu" or _RANK in os.environ:
-        devices = []
-    names = visible_devices(os.environ) if devices is None else devices
+    names = [] if device == "cpu" or _RANK in os.environ else visible_devices(os.environ)
     if not names:
         yield None
         return
@@ -60,10 +49,10 @@ def device_slot(
         raise UserError(f"hardware.devices_per_job is {whole}, and this process may use {have}: ask for as many")
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "CUDA has started: it would not see the device chosen here"
-    chosen, locks = _wait(names, jobs_per_gpu, whole, _lock_folder() if folder is None else folder)
     before = {VISIBLE: os.environ[VISIBLE]} if VISIBLE in os.environ else {}
-    os.environ[VISIBLE] = ",".join(chosen)
+    chosen, locks = _wait(names, jobs_per_gpu, whole)
     with locks:
+        os.environ[VISIBLE] = ",".join(chosen)
         try:
             yield os.environ[VISIBLE]
         finally:
@@ -107,9 +96,9 @@ def _lock_folder() -> Path:
     return folder
 
 
-def _wait(names: Sequence[str], jobs_per_gpu: int, whole: int, folder: Path) -> tuple[list[str], ExitStack]:
+def _wait(names: Sequence[str], jobs_per_gpu: int, whole: int) -> tuple[list[str], ExitStack]:
     """(devices, what holds their locks), as soon as they are free."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _lock_folder()
     files = {name: [folder / f"{name.replace('/', '-')}.slot{slot}" for slot in range(jobs_per_gpu)] for name in names}
     # One slot: a second job comes to a device when every device has its first.
     slots = [(name, [files[name][slot]]) for slot in range(jobs_per_gpu) for name in names]

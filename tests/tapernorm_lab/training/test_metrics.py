@@ -14,13 +14,7 @@ from training import HARDWARE, make_job, metrics_of, write_stream
 from tapernorm.models.decoder import Decoder
 from tapernorm.util.errors import UserError
 from tapernorm_lab.experiments.pretrain import attach_variant, pretrain
-from tapernorm_lab.training.metrics import (
-    GROUPS,
-    MetricsFile,
-    StepMeter,
-    gradient_norm,
-    parameter_groups,
-)
+from tapernorm_lab.training.metrics import GROUPS, MetricsFile, StepMeter, gradient_norm, parameter_groups
 
 
 def row(step: int) -> dict[str, float]:

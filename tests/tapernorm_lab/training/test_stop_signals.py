@@ -18,12 +18,7 @@ from training import START, STEPS, TIMES, checkpointing, command, leftovers, mak
 from tapernorm_lab.experiments.taper_start_jump import ScoredTaper
 from tapernorm_lab.training import stop_signals as stopping
 from tapernorm_lab.training import validation_loss as evaluate
-from tapernorm_lab.training.stop_signals import (
-    Stopped,
-    requested,
-    stoppable,
-    until_safe,
-)
+from tapernorm_lab.training.stop_signals import Stopped, requested, stoppable, until_safe
 from tapernorm_lab.training.validation_loss import Evaluation
 
 NEVER = checkpointing(1000)  # no checkpoint but the one that a signal causes
