@@ -3,12 +3,12 @@
 import argparse
 import json
 import math
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from tapernorm.util.errors import UserError
+from tapernorm.util.progress import announced
 
 from ..config import cells
 from ..config.gpt2 import ORIGINAL
@@ -276,8 +276,7 @@ def bench(arguments: argparse.Namespace) -> None:
     variant = trained.get("pretrain", trained)["variant"]  # of an arm of a study, that of its pre-training
     with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # nobody beside it
         device = pick_device(arguments.device)
-        print(f"timing {arguments.name}, up to minutes ...", file=sys.stderr)
-        with writes(arguments):
+        with writes(arguments), announced(f"timing {arguments.name}"):
             write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
 
     from ..report.frames.decoding import read
