@@ -48,9 +48,7 @@ validate(
 )
 
 # Jobs find `tapernorm` beside the Python that runs Snakemake, activated or not.
-os.environ.update(
-    PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")])
-)
+os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")]))
 
 RESULTS = f"results/{RUN.run}"
 FIGURES = f"figures/{RUN.run}"
@@ -72,23 +70,19 @@ include: "workflow/rules/bench.smk"
 
 if RUN.gpt2:
 
-    include: "workflow/rules/gpt2_common.smk"
     include: "workflow/rules/gpt2.smk"
 
 
 if RUN.study:
 
-    include: "workflow/rules/study_common.smk"
     include: "workflow/rules/study.smk"
 
 
 if RUN.robustness:
 
-    include: "workflow/rules/robustness_common.smk"
     include: "workflow/rules/robustness.smk"
 
 
-include: "workflow/rules/report_common.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/targets.smk"
 

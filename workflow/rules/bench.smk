@@ -1,10 +1,5 @@
 # Decoding speed. A benchmark has the machine to itself: all cores that Snakemake may use, and on a cluster, by its
 # profile, the whole node, where it asks for those that it times with.
-BENCH_THREADS = (
-    not workflow.remote_exec and workflow.resource_settings.cores
-) or RUN.bench.threads
-
-
 rule bench:
     input:
         lambda w: timed_run(w.of.removeprefix("_")),
@@ -17,14 +12,12 @@ rule bench:
         of="(_[A-Za-z0-9]+)?",
     conda:
         "../../environment.yml"
-    threads: BENCH_THREADS
+    threads: (not workflow.remote_exec and workflow.resource_settings.cores) or RUN.bench.threads
     resources:
-        device=RUN.hardware.device,
-        gpu=GPUS,
-        jobs_per_gpu=RUN.hardware.jobs_per_gpu,
+        **ON_DEVICE,
     params:
         job=canonical_json(RUN.bench_job()),
         model=subpath(input[0], parent=True),
     shell:
         "tapernorm bench {wildcards.kind} --job {params.job:q} --model {params.model:q}"
-        " --device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu} --out {output:q} &> {log:q}"
+        f" {DEVICE_OPTIONS} --out {{output:q}} &> {{log:q}}"

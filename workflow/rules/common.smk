@@ -1,5 +1,7 @@
-# What rules ask for: the job of a cell and what it costs, its GPU, what texts and tokens are made from.
+# What rules ask for: the job of a cell, what it costs, and what it is made from.
+from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
+from tapernorm_lab.config.study_runs import homes, stage_job
 from tapernorm_lab.report import catalogue
 
 GPUS = 0 if RUN.hardware.device == "cpu" else 1  # of a job on the device
@@ -14,44 +16,19 @@ if "gpu" in workflow.global_resources:
             "raise the limit (--resources gpu=N, or the profile), or lower devices_per_job"
         )
 
-
-def pretrain_job(wildcards):
-    return RUN.pretrain_job(
-        wildcards.variant, int(wildcards.width), int(wildcards.seed)
-    )
+# Of a job that scores or times models, and the options by which it says so.
+ON_DEVICE = {"device": RUN.hardware.device, "gpu": GPUS, "jobs_per_gpu": RUN.hardware.jobs_per_gpu}
+DEVICE_OPTIONS = "--device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu}"
 
 
-def pretrain_load(wildcards):
-    return Load.of_pretraining(pretrain_job(wildcards), RUN.hardware)
-
-
-def timed_run(stage):
-    """The tapered model that a benchmark takes: the run's widest, or one of the width of a stage, if one is named."""
-    if not stage and RUN.benched is None:
-        raise WorkflowError(
-            "the decoding benchmark needs internal_aux among the variants of some width"
-        )
-    width = RUN.stage(stage).d_model if stage else None
-    cells = [
-        cell
-        for cell in RUN.pretrain_cells()
-        if cell[0] != "baseline" and cell[1] == width
-    ]
-    if stage and not cells:
-        raise WorkflowError(
-            f"the decoding benchmark of stage {stage} needs a tapered model of width {width}"
-        )
-    variant, width, seed = cells[0] if stage else RUN.benched
-    return multiext(
-        f"{RESULTS}/pretrain/{variant}/d{width}/seed{seed}/",
-        "model.safetensors",
-        "result.json",
-    )
-
-
-def own_files(job):
-    """The user's own files that a corpus is made of."""
-    return [path for data in job.data for path in OWN_FILES[data]]
+def training(load, hardware=lambda wildcards: RUN.hardware, gpu=TRAINING_GPUS):
+    """Resources of a training whose cost is `load`, a function of the wildcards."""
+    return {
+        "hardware": lambda wildcards: canonical_json(hardware(wildcards)),
+        "gpu": gpu,
+        "mem_mb": lambda wildcards: memory_mb(load(wildcards), hardware(wildcards)),
+        "runtime": lambda wildcards, attempt: limit_min(load(wildcards), hardware(wildcards), attempt),
+    }
 
 
 def one_of(names):
@@ -59,92 +36,214 @@ def one_of(names):
     return "|".join(names) or "(?!)"
 
 
+def folders_of(input):
+    """--NAME DIR of each named input, where its files lie."""
+    return [
+        word
+        for name, files in input.items()
+        for word in (f"--{name}", str(Path(files if isinstance(files, str) else files[0]).parent))
+    ]
+
+
+def below(folder, *names):
+    """Files of a folder of the results."""
+    return [f"{RESULTS}/{folder}/{name}" for name in names]
+
+
+def pretrain_job(wildcards):
+    return RUN.pretrain_job(wildcards.variant, int(wildcards.width), int(wildcards.seed))
+
+
+def arm_job(wildcards):
+    stage = RUN.stage(wildcards.stage)
+    return RUN.arm_job(stage, stage.arm(wildcards.arm), int(wildcards.seed))
+
+
+# Texts and tokens: folder below the results -> its job, and for tokens what they are made from.
+def corpus_files(place):
+    return below(place, "train.jsonl", "valid.jsonl", "manifest.json")
+
+
+def blocks_of(text):
+    """The files of a text's blocks; one that is only scored has no training split."""
+    splits = ["train.bin", "valid.bin"] if text in TEXTS else ["valid.bin"]
+    return below(f"gpt2/blocks/{text}", *splits, "manifest.json")
+
+
 def gpt2_texts(*kinds):
     """Evaluation corpora of these kinds."""
     return [c.name for c in RUN.gpt2.corpora if c.kind in kinds] if RUN.gpt2 else []
 
 
-def folders_of(input):
-    """--NAME DIR of each named input, where its files lie."""
-    found = {
-        name: [files] if isinstance(files, str) else files
-        for name, files in input.items()
+def made_by_own_tokenizer(corpus):
+    return {
+        "corpus": f"{RESULTS}/{corpus}/manifest.json",
+        "tokenizer": f"{RESULTS}/data/tokenizer/manifest.json",
     }
-    return [
-        word
-        for name, files in found.items()
-        for word in (f"--{name}", str(Path(files[0]).parent))
-    ]
 
 
-def corpus_files(place):
-    return [
-        f"{RESULTS}/{place}/{file}"
-        for file in ("train.jsonl", "valid.jsonl", "manifest.json")
-    ]
+def made_by_gpt2_tokenizer(*corpora):
+    texts = {"corpus": corpus_files(corpus) for corpus in corpora}
+    return {**texts, "tokenizer": f"{RESULTS}/gpt2/tokenizer/manifest.json"}
 
 
-def tokenizer_inputs(wildcards):
-    """The corpus that a tokenizer is trained on; a published one has none."""
-    if wildcards.home == "data":
-        return {"corpus": corpus_files("data/corpus")}
-    return {"corpus": corpus_files("gpt2/corpora/base")} if RUN.gpt2.tokenizer else {}
-
-
-def tokens_inputs(wildcards):
-    """The corpus and the tokenizer that tokens are made from; rows that come tokenized have no corpus."""
-    place = Path(wildcards.tokens)
-    if place.parts[0] != "gpt2":
-        corpus = (
-            "data/corpus" if place.parts[0] == "data" else place.with_name("corpus")
-        )
-        manifest, tokenizer = (
-            f"{RESULTS}/{corpus}/manifest.json",
-            f"{RESULTS}/data/tokenizer/manifest.json",
-        )
-        return {"corpus": manifest, "tokenizer": tokenizer}
-    tokenizer = {"tokenizer": f"{RESULTS}/gpt2/tokenizer/manifest.json"}
-    return (
-        tokenizer
-        if place.name in gpt2_texts("rows")
-        else {"corpus": corpus_files(f"gpt2/corpora/{place.name}"), **tokenizer}
-    )
-
-
-DATA_TOKENS = [
-    f"{RESULTS}/data/tokens/{file}"
-    for file in ("train.bin", "valid.bin", "manifest.json")
-]
-# Folder below the results -> the job that makes it.
+DATA_TOKENS = below("data/tokens", "train.bin", "valid.bin", "manifest.json")
 CORPORA = {"data/corpus": RUN.corpus_job()}
-TOKENIZERS = {"data": RUN.tokenizer_job()}
-TOKENS = {"data/tokens": RUN.tokens_job()}
+TOKENIZERS = {"data": (RUN.tokenizer_job(), {"corpus": corpus_files("data/corpus")})}
+TOKENS = {"data/tokens": (RUN.tokens_job(), made_by_own_tokenizer("data/corpus"))}
 SCORED_TOKENS = {}  # whose validation split alone is there to be scored
 if RUN.gpt2:
-    texts = [
-        text
-        for text, data in (("base", RUN.gpt2.base_text), ("train", RUN.gpt2.text))
-        if data
+    for text in ["base"] * bool(RUN.gpt2.base_text) + ["train"] * bool(RUN.gpt2.text) + gpt2_texts("text"):
+        CORPORA[f"gpt2/corpora/{text}"] = RUN.gpt2_corpus_job(text)
+        made = TOKENS if text in TEXTS else SCORED_TOKENS
+        made[f"gpt2/blocks/{text}"] = (RUN.blocks_job(text), made_by_gpt2_tokenizer(f"gpt2/corpora/{text}"))
+    for text in gpt2_texts("rows"):  # which come tokenized
+        SCORED_TOKENS[f"gpt2/blocks/{text}"] = (RUN.hub_rows_job(text), made_by_gpt2_tokenizer())
+    if RUN.gpt2.tokenizer:
+        TOKENIZERS["gpt2"] = (RUN.gpt2_tokenizer_job(), {"corpus": corpus_files("gpt2/corpora/base")})
+    else:
+        TOKENIZERS["gpt2"] = (RUN.bpe_job(), {})
+for text in RUN.robustness.texts if RUN.robustness else ():
+    place = f"robustness/texts/{text.name}"
+    CORPORA[f"{place}/corpus"] = RUN.robustness.corpus_job(text.name)
+    job = RUN.robustness.blocks_job(RUN.model.context)
+    SCORED_TOKENS[f"{place}/rows"] = (job, made_by_own_tokenizer(f"{place}/corpus"))
+
+
+def own_files(wildcards):
+    """The user's own files that a corpus is made of."""
+    return [path for data in CORPORA[wildcards.corpus].data for path in OWN_FILES[data]]
+
+
+# Models: where each run of the study and of the GPT-2 track lies.
+HOMES = homes(RUN)
+SIZES = {size.name: size for size in RUN.gpt2.sizes} if RUN.gpt2 else {}
+GPT2_CORPORA = {  # evaluation corpus -> the blocks that hold its rows
+    corpus.name: "train" if corpus.kind == "held_out" else corpus.name
+    for corpus in (RUN.gpt2.corpora if RUN.gpt2 else ())
+}
+
+
+def timed_run(stage):
+    """The tapered model that a benchmark takes: the run's widest, or one of the width of a stage, if one is named."""
+    cell, needed = RUN.benched, "internal_aux among the variants of some width"
+    if stage:
+        width = RUN.stage(stage).d_model
+        cell = next((c for c in RUN.pretrain_cells() if c[0] != "baseline" and c[1] == width), None)
+        needed = f"a tapered model of width {width}"
+    if cell is None:
+        raise WorkflowError(f"the decoding benchmark needs {needed}")
+    variant, width, seed = cell
+    return below(f"pretrain/{variant}/d{width}/seed{seed}", "model.safetensors", "result.json")
+
+
+def finetune_load(wildcards):
+    job = RUN.finetune_job(wildcards.method, wildcards.size, int(wildcards.seed))
+    hardware = RUN.finetune_hardware(wildcards.size)
+    return Load.of_finetune(job, RUN.base_job(wildcards.size), own_vocabulary(), hardware)
+
+
+def own_vocabulary():
+    """Pieces of the tokenizer that is trained here; None where GPT-2's own is taken."""
+    return RUN.gpt2.tokenizer.vocab_size if RUN.gpt2.tokenizer else None
+
+
+def scored_as_it_is(wildcards):
+    """The weights of an original or a published model, which is scored without a fine-tune of ours."""
+    method, published, origin = wildcards.method.rpartition("published_")
+    place = f"published/{origin}" if published else "base"
+    return f"{RESULTS}/gpt2/{place}/{wildcards.size}/model.safetensors"
+
+
+# Odd inputs: (place, seed) -> the job that scores the models of a width, or the arms of a stage, and where each is.
+ODD_INPUTS = {}
+for width, seed in RUN.robustness_cells():
+    job = RUN.robustness_job(width, seed)
+    ODD_INPUTS[f"d{width}", seed] = job, {
+        variant: (
+            f"pretrain/{variant}/d{width}/seed{seed}"
+            if variant == "baseline"
+            else f"fold/{variant}/d{width}/seed{seed}/fused"
+        )
+        for variant in job.models
+    }
+for stage in RUN.robustness.stages if RUN.robustness else ():
+    for seed in RUN.stage(stage).seeds:
+        job = RUN.stage_robustness_job(stage, seed)
+        ODD_INPUTS[f"study/{stage}", seed] = job, {arm: HOMES[stage, arm, seed] for arm in job.models}
+
+
+def odd_inputs(wildcards):
+    return ODD_INPUTS[wildcards.place, int(wildcards.seed)]
+
+
+def odd_input_models(wildcards):
+    """What the models' jobs declare: weights, or the result of an arm, which has no weights where it diverged."""
+    file = "result.json" if wildcards.place.startswith("study/") else "model.safetensors"
+    return [f"{RESULTS}/{folder}/{file}" for folder in odd_inputs(wildcards)[1].values()]
+
+
+def odd_input_scores(stage):
+    """Scores of a stage's arms; None: of the run's own models."""
+    return [
+        f"{RESULTS}/robustness/{place}/seed{seed}.json"
+        for place, seed in ODD_INPUTS
+        if place == f"study/{stage}" or (stage is None and not place.startswith("study/"))
     ]
-    CORPORA |= {
-        f"gpt2/corpora/{text}": RUN.gpt2_corpus_job(text)
-        for text in [*texts, *gpt2_texts("text")]
-    }
-    TOKENIZERS["gpt2"] = (
-        RUN.gpt2_tokenizer_job() if RUN.gpt2.tokenizer else RUN.bpe_job()
+
+
+# Rows, tables and figures.
+PRODUCTS = catalogue.products_of(RUN)
+TABLES = [name for name in PRODUCTS if name.startswith("table")]
+FIGURES_OF_RUN = [name for name in PRODUCTS if name.startswith("figure")]
+BENCHED = ["decode", "last_token"] if RUN.benched else []
+
+
+def product_job(wildcards):
+    return canonical_json(PRODUCTS[wildcards.name].cut(RUN))
+
+
+def product_rows(wildcards):
+    return [f"{RESULTS}/{file}" for file in PRODUCTS[wildcards.name].needs]
+
+
+def category_of(paper):
+    """The part of the report that shows a table or figure: `paper` for the paper's own, or that of the study."""
+    return lambda wildcards: "Study" if "_S" in wildcards.name else paper
+
+
+def files_of_source(name):
+    return [f"{RESULTS}/{file}" for file in catalogue.SOURCES[name].files]
+
+
+def stage_results(stage):
+    return [f"{RESULTS}/{folder}/result.json" for (name, _, _), folder in HOMES.items() if name == stage]
+
+
+def scores_of(model):
+    """Scores of a GPT-2 on every corpus."""
+    name = model.size if model.seed is None else f"{model.size}/seed{model.seed}"
+    return f"{RESULTS}/evaluate/{model.method}/{name}.json"
+
+
+# Results of every model of the run's own and of every fold; scores of every GPT-2, and results of our fine-tunes.
+CELLS = RUN.pretrain_cells()
+TRAINED = [f"{RESULTS}/pretrain/{v}/d{d}/seed{s}/result.json" for v, d, s in CELLS]
+TRAINED += [f"{RESULTS}/fold/{v}/d{d}/seed{s}/result.json" for v, d, s in CELLS if v != "baseline"]
+GPT2_SCORES = [scores_of(model) for model in (RUN.models_under_test() if RUN.gpt2 else ())]
+GPT2_SCORES += [f"{RESULTS}/finetune/{method}/{size}/seed{s}/result.json" for method, size, s in RUN.finetune_cells()]
+
+# NAME -> what its rows are gathered from, the files that they are, and the words of the verb.
+ROWS = {"training": (TRAINED, files_of_source("training"), [*TRAINED, "--run", RUN.run])}
+if RUN.gpt2:
+    ROWS["gpt2"] = (GPT2_SCORES, files_of_source("gpt2"), [*GPT2_SCORES, "--run", RUN.run])
+for stage in RUN.study or ():
+    ROWS[f"study_{stage.name}"] = (
+        stage_results(stage.name),
+        [f"{RESULTS}/{file}" for file in catalogue.SOURCES["stage"].at(stage.name)],
+        ["--job", canonical_json(stage_job(RUN, stage.name)), "--results", RESULTS],
     )
-    TOKENS |= {f"gpt2/blocks/{text}": RUN.blocks_job(text) for text in texts}
-    SCORED_TOKENS |= {
-        f"gpt2/blocks/{text}": RUN.blocks_job(text) for text in gpt2_texts("text")
-    }
-    SCORED_TOKENS |= {
-        f"gpt2/blocks/{text}": RUN.hub_rows_job(text) for text in gpt2_texts("rows")
-    }
-if RUN.robustness:
-    for text in RUN.robustness.texts:
-        CORPORA[f"robustness/texts/{text.name}/corpus"] = RUN.robustness.corpus_job(
-            text.name
-        )
-        SCORED_TOKENS[f"robustness/texts/{text.name}/rows"] = RUN.robustness.blocks_job(
-            RUN.model.context
-        )
+for stage in (None, *RUN.robustness.stages) if RUN.robustness else ():
+    job, scores = RUN.trials_job(stage), odd_input_scores(stage)
+    files = [f"{RESULTS}/{file}" for file in catalogue.odd_inputs_files(stage)]
+    ROWS[f"study_{job.name}"] = (scores, files, [*scores, "--job", canonical_json(job)])

@@ -1,12 +1,7 @@
 # Texts -> tokenizers -> token streams to pre-train on, and blocks of one length for GPT-2 and for odd inputs.
-wildcard_constraints:
-    corpus=one_of(CORPORA),
-    home=one_of(TOKENIZERS),
-
-
 rule corpus:
     input:
-        lambda w: own_files(CORPORA[w.corpus]),
+        own_files,
     output:
         multiext(
             f"{RESULTS}/{{corpus}}/",
@@ -16,6 +11,8 @@ rule corpus:
         ),
     log:
         f"{LOGS}/{{corpus}}.log",
+    wildcard_constraints:
+        corpus=one_of(CORPORA),
     conda:
         "../../environment.yml"
     params:
@@ -27,15 +24,17 @@ rule corpus:
 
 rule tokenizer:
     input:
-        unpack(tokenizer_inputs),
+        unpack(lambda w: TOKENIZERS[w.home][1]),
     output:
         manifest=f"{RESULTS}/{{home}}/tokenizer/manifest.json",
     log:
         f"{LOGS}/{{home}}/tokenizer.log",
+    wildcard_constraints:
+        home=one_of(TOKENIZERS),
     conda:
         "../../environment.yml"
     params:
-        job=lambda w: canonical_json(TOKENIZERS[w.home]),
+        job=lambda w: canonical_json(TOKENIZERS[w.home][0]),
         made_from=lambda w, input: folders_of(input),
         out=subpath(output.manifest, parent=True),
     shell:
@@ -44,14 +43,9 @@ rule tokenizer:
 
 rule tokens:
     input:
-        unpack(tokens_inputs),
+        unpack(lambda w: TOKENS[w.tokens][1]),
     output:
-        multiext(
-            f"{RESULTS}/{{tokens}}/",
-            train="train.bin",
-            valid="valid.bin",
-            manifest="manifest.json",
-        ),
+        multiext(f"{RESULTS}/{{tokens}}/", train="train.bin", valid="valid.bin", manifest="manifest.json"),
     log:
         f"{LOGS}/{{tokens}}.log",
     wildcard_constraints:
@@ -59,7 +53,7 @@ rule tokens:
     conda:
         "../../environment.yml"
     params:
-        job=lambda w: canonical_json({**TOKENS, **SCORED_TOKENS}[w.tokens]),
+        job=lambda w: canonical_json(TOKENS[w.tokens][0]),
         made_from=lambda w, input: folders_of(input),
         out=subpath(output.manifest, parent=True),
     shell:
@@ -67,7 +61,11 @@ rule tokens:
 
 
 use rule tokens as scored_tokens with:
+    input:
+        unpack(lambda w: SCORED_TOKENS[w.tokens][1]),
     output:
         multiext(f"{RESULTS}/{{tokens}}/", valid="valid.bin", manifest="manifest.json"),
     wildcard_constraints:
         tokens=one_of(SCORED_TOKENS),
+    params:
+        job=lambda w: canonical_json(SCORED_TOKENS[w.tokens][0]),

@@ -17,13 +17,11 @@ rule fold:
         "../../environment.yml"
     threads: RUN.hardware.threads
     resources:
-        device=RUN.hardware.device,
-        gpu=GPUS,
-        jobs_per_gpu=RUN.hardware.jobs_per_gpu,
+        **ON_DEVICE,
     params:
         model=subpath(input.model, parent=True),
         tokens=subpath(input.tokens, parent=True),
         out=subpath(output.result, parent=True),
     shell:
         "tapernorm fold --model {params.model:q} --tokens {params.tokens:q} --out {params.out:q}"
-        " --device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu} --threads {threads} &> {log:q}"
+        f" {DEVICE_OPTIONS} --threads {{threads}} &> {{log:q}}"

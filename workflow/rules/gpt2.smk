@@ -1,4 +1,8 @@
 # The GPT-2 track: base models -> fine-tunes by four methods -> folds -> evaluations.
+GPT2 = f"{RESULTS}/gpt2"
+TUNED = "{method}/{size}/seed{seed}"
+
+
 wildcard_constraints:
     text="[a-z][a-z0-9_]*",
     size="[a-z][a-z0-9_]*",
@@ -7,10 +11,10 @@ wildcard_constraints:
 
 rule filter:
     input:
-        rows=lambda w: blocks_of(SCORED[RUN.gpt2.corpus(w.text).of]),
+        rows=lambda w: blocks_of(GPT2_CORPORA[RUN.gpt2.corpus(w.text).of]),
         seen=lambda w: blocks_of(RUN.gpt2.corpus(w.text).seen),
     output:
-        multiext(f"{BLOCKS}/", valid="valid.bin", manifest="manifest.json"),
+        multiext(f"{GPT2}/blocks/{{text}}/", valid="valid.bin", manifest="manifest.json"),
     log:
         f"{LOGS}/gpt2/blocks/{{text}}.log",
     wildcard_constraints:
@@ -19,7 +23,7 @@ rule filter:
         "../../environment.yml"
     params:
         job=lambda w: canonical_json(RUN.filter_job(w.text)),
-        rows=lambda w: f"{GPT2}/blocks/{SCORED[RUN.gpt2.corpus(w.text).of]}",
+        rows=lambda w: f"{GPT2}/blocks/{GPT2_CORPORA[RUN.gpt2.corpus(w.text).of]}",
         seen=lambda w: f"{GPT2}/blocks/{RUN.gpt2.corpus(w.text).seen}",
         out=subpath(output.manifest, parent=True),
     shell:
@@ -28,38 +32,26 @@ rule filter:
 
 
 # A base model of our own is trained on the base text; a published one is brought here once, and read from here.
-rule base:
+use rule pretrain as base with:
     input:
         lambda w: blocks_of("base") if SIZES[w.size].fresh else [],
     output:
-        multiext(
-            f"{GPT2}/base/{{size}}/",
-            config="config.json",
-            model="model.safetensors",
-            result="result.json",
-        ),
+        multiext(f"{GPT2}/base/{{size}}/", config="config.json", model="model.safetensors", result="result.json"),
     log:
         f"{LOGS}/gpt2/base/{{size}}.log",
-    conda:
-        "../../environment.yml"
-    threads: RUN.hardware.threads
     resources:
-        hardware=canonical_json(RUN.hardware),
-        gpu=lambda w: TRAINING_GPUS if SIZES[w.size].fresh else 0,
-        mem_mb=lambda w: memory_mb(base_load(w), RUN.hardware),
-        runtime=lambda w, attempt: limit_min(base_load(w), RUN.hardware, attempt),
+        **training(
+            lambda w: Load.of_base(RUN.base_job(w.size), own_vocabulary(), RUN.hardware),
+            gpu=lambda w: TRAINING_GPUS if SIZES[w.size].fresh else 0,
+        ),
     params:
         job=lambda w: canonical_json(RUN.base_job(w.size)),
-        blocks=lambda w: (
-            ["--blocks", f"{GPT2}/blocks/base"] if SIZES[w.size].fresh else []
-        ),
-        out=subpath(output.model, parent=True),
-    shell:
-        "exec tapernorm pretrain --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
-        " {params.blocks:q} --out {params.out:q} &> {log:q}"
+        made_from=lambda w: ["--blocks", f"{GPT2}/blocks/base"] if SIZES[w.size].fresh else [],
 
 
-rule published:
+use rule pretrain as published with:
+    input:
+        [],
     output:
         multiext(
             f"{GPT2}/published/{{method}}/{{size}}/",
@@ -69,15 +61,11 @@ rule published:
         ),
     log:
         f"{LOGS}/gpt2/published/{{method}}/{{size}}.log",
-    conda:
-        "../../environment.yml"
+    threads: 1
     resources:
         hardware=canonical_json(RUN.hardware),
     params:
         job=lambda w: canonical_json(RUN.published_job(w.method, w.size)),
-        out=subpath(output.model, parent=True),
-    shell:
-        "tapernorm pretrain --job {params.job:q} --hardware {resources.hardware:q} --out {params.out:q} &> {log:q}"
 
 
 rule finetune:
@@ -86,98 +74,88 @@ rule finetune:
         blocks=blocks_of("train"),
     output:
         multiext(
-            f"{FINETUNED}/",
+            f"{RESULTS}/finetune/{TUNED}/",
             config="config.json",
             metrics="metrics.jsonl",
             model="model.safetensors",
             result="result.json",
         ),
     log:
-        f"{LOGS}/finetune/{{method}}/{{size}}/seed{{seed}}.log",
+        f"{LOGS}/finetune/{TUNED}.log",
     conda:
         "../../environment.yml"
     threads: RUN.hardware.threads
     resources:
-        hardware=lambda w: canonical_json(RUN.finetune_hardware(w.size)),
-        gpu=lambda w: GPUS * SIZES[w.size].devices_per_job,
-        mem_mb=lambda w: memory_mb(finetune_load(w), RUN.finetune_hardware(w.size)),
-        runtime=lambda w, attempt: limit_min(
-            finetune_load(w), RUN.finetune_hardware(w.size), attempt
+        **training(
+            finetune_load,
+            hardware=lambda w: RUN.finetune_hardware(w.size),
+            gpu=lambda w: GPUS * SIZES[w.size].devices_per_job,
         ),
     params:
         job=lambda w: canonical_json(RUN.finetune_job(w.method, w.size, int(w.seed))),
-        base=subpath(input.base, parent=True),
-        blocks=lambda w, input: str(Path(input.blocks[0]).parent),
+        made_from=lambda w, input: folders_of(input),
         out=subpath(output.model, parent=True),
     shell:
         "exec tapernorm finetune --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
-        " --base {params.base:q} --blocks {params.blocks:q} --out {params.out:q} &> {log:q}"
+        " {params.made_from:q} --out {params.out:q} &> {log:q}"
 
 
 rule finetune_fold:
     input:
         rules.finetune.output,
     output:
-        config=f"{FINETUNE_FOLD}/fused/config.json",
-        model=f"{FINETUNE_FOLD}/fused/model.safetensors",
-        result=f"{FINETUNE_FOLD}/result.json",
+        multiext(f"{RESULTS}/finetune_fold/{TUNED}/fused/", "config.json", "model.safetensors"),
+        result=f"{RESULTS}/finetune_fold/{TUNED}/result.json",
     log:
-        f"{LOGS}/finetune_fold/{{method}}/{{size}}/seed{{seed}}.log",
+        f"{LOGS}/finetune_fold/{TUNED}.log",
     conda:
         "../../environment.yml"
     threads: RUN.hardware.threads
     resources:
-        device=RUN.hardware.device,
-        gpu=GPUS,
-        jobs_per_gpu=RUN.hardware.jobs_per_gpu,
+        **ON_DEVICE,
     params:
         model=subpath(input[0], parent=True),
         out=subpath(output.result, parent=True),
     shell:
-        "tapernorm fold --model {params.model:q} --forms fused --out {params.out:q} --device {resources.device}"
-        " --jobs-per-gpu {resources.jobs_per_gpu} --threads {threads} &> {log:q}"
+        "tapernorm fold --model {params.model:q} --forms fused --out {params.out:q}"
+        f" {DEVICE_OPTIONS} --threads {{threads}} &> {{log:q}}"
 
 
-# One job scores a model, and its folded form, on every corpus.
+# One job scores a model, and its folded form if its norms can be folded, on every corpus.
 rule evaluate:
     input:
         model=rules.finetune.output.model,
-        folded=folded_form,
-        tokenizer=GPT2_TOKENIZER,
-        blocks=[blocks_of(text) for text in SCORED.values()],
+        folded=lambda w: [] if w.method == "vanilla" else expand(rules.finetune_fold.output[:2], **w),
+        tokenizer=f"{GPT2}/tokenizer/manifest.json",
+        blocks=[blocks_of(text) for text in GPT2_CORPORA.values()],
     output:
-        f"{RESULTS}/evaluate/{{method}}/{{size}}/seed{{seed}}.json",
+        f"{RESULTS}/evaluate/{TUNED}.json",
     log:
-        f"{LOGS}/evaluate/{{method}}/{{size}}/seed{{seed}}.log",
+        f"{LOGS}/evaluate/{TUNED}.log",
     conda:
         "../../environment.yml"
     threads: RUN.hardware.threads
     resources:
-        device=RUN.hardware.device,
-        gpu=GPUS,
-        jobs_per_gpu=RUN.hardware.jobs_per_gpu,
+        **ON_DEVICE,
         batch=lambda w: 2 * SIZES[w.size].micro_batch,
     params:
         job=lambda w: canonical_json(RUN.evaluate_job(w.method, w.size, int(w.seed))),
         model=subpath(input.model, parent=True),
-        folded=lambda w, input: (
-            ["--folded", str(Path(input.folded[0]).parent)] if input.folded else []
-        ),
+        folded=lambda w, input: ["--folded", str(Path(input.folded[0]).parent)] if input.folded else [],
         tokenizer=subpath(input.tokenizer, parent=True),
-        blocks=[f"{name}={GPT2}/blocks/{text}" for name, text in SCORED.items()],
+        blocks=[f"{name}={GPT2}/blocks/{text}" for name, text in GPT2_CORPORA.items()],
     shell:
         "tapernorm evaluate --job {params.job:q} --model {params.model:q} {params.folded:q}"
         " --blocks {params.blocks:q} --tokenizer {params.tokenizer:q} --batch {resources.batch}"
-        " --device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu} --threads {threads} --out {output:q}"
-        " &> {log:q}"
+        f" {DEVICE_OPTIONS} --threads {{threads}} --out {{output:q}} &> {{log:q}}"
 
 
 use rule evaluate as evaluate_base with:
     input:
-        model=lambda w: f"{model_as_it_is(w)}/model.safetensors",
+        model=scored_as_it_is,
         folded=[],
-        tokenizer=GPT2_TOKENIZER,
-        blocks=[blocks_of(text) for text in SCORED.values()],
+        tokenizer=f"{GPT2}/tokenizer/manifest.json",
+        blocks=[blocks_of(text) for text in GPT2_CORPORA.values()],
     output:
         f"{RESULTS}/evaluate/{{method}}/{{size}}.json",
     log:
@@ -186,7 +164,4 @@ use rule evaluate as evaluate_base with:
         method="original|published_.+",
     params:
         job=lambda w: canonical_json(RUN.evaluate_job(w.method, w.size, None)),
-        model=subpath(input.model, parent=True),
         folded=[],
-        tokenizer=subpath(input.tokenizer, parent=True),
-        blocks=[f"{name}={GPT2}/blocks/{text}" for name, text in SCORED.items()],

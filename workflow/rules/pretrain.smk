@@ -6,7 +6,7 @@ PRETRAINED = f"{RESULTS}/pretrain/{{variant}}/d{{width}}/seed{{seed}}"
 
 rule pretrain:
     input:
-        DATA_TOKENS,
+        tokens=DATA_TOKENS,
     output:
         metrics=f"{PRETRAINED}/metrics.jsonl",
         result=f"{PRETRAINED}/result.json",
@@ -18,14 +18,11 @@ rule pretrain:
         "../../environment.yml"
     threads: RUN.hardware.threads
     resources:
-        hardware=canonical_json(RUN.hardware),
-        gpu=TRAINING_GPUS,
-        mem_mb=lambda w: memory_mb(pretrain_load(w), RUN.hardware),
-        runtime=lambda w, attempt: limit_min(pretrain_load(w), RUN.hardware, attempt),
+        **training(lambda w: Load.of_pretraining(pretrain_job(w), RUN.hardware)),
     params:
         job=lambda w: canonical_json(pretrain_job(w)),
-        tokens=subpath(input[0], parent=True),
-        out=subpath(output.result, parent=True),
+        made_from=lambda w, input: folders_of(input),
+        out=lambda w, output: str(Path(output[0]).parent),
     shell:
         "exec tapernorm pretrain --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
-        " --tokens {params.tokens:q} --out {params.out:q} &> {log:q}"
+        " {params.made_from:q} --out {params.out:q} &> {log:q}"

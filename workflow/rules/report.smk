@@ -37,6 +37,7 @@ rule table:
         f"{LOGS}/tables/{{name}}.log",
     wildcard_constraints:
         name=one_of(TABLES),
+    localrule: True
     conda:
         "../../environment.yml"
     params:
@@ -60,6 +61,7 @@ rule figure:
         f"{LOGS}/figures/{{name}}.log",
     wildcard_constraints:
         name=one_of(FIGURES_OF_RUN),
+    localrule: True
     conda:
         "../../environment.yml"
     params:
@@ -74,13 +76,10 @@ rule claims:
         [f"{RESULTS}/{file}" for file in PRODUCTS["claims"].needs],
     output:
         multiext(f"{RESULTS}/claims", ".csv", ".md"),
-        report(
-            f"{RESULTS}/claims.html",
-            caption="../report/claims.rst",
-            category="Claims",
-        ),
+        report(f"{RESULTS}/claims.html", caption="../report/claims.rst", category="Claims"),
     log:
         f"{LOGS}/claims.log",
+    localrule: True
     conda:
         "../../environment.yml"
     params:
@@ -91,19 +90,16 @@ rule claims:
 
 rule provenance:
     input:
-        trained_results(),
-        [f"{GPT2}/base/{size}/result.json" for size in SIZES] if RUN.gpt2 else [],
-        gpt2_results() if RUN.gpt2 else [],
-        [file for kind in BENCHED for file in files_of_source(kind)],
+        TRAINED,
+        [f"{RESULTS}/gpt2/base/{size}/result.json" for size in SIZES],
+        GPT2_SCORES,
+        [files_of_source(name) for name in BENCHED],
     output:
         f"{RESULTS}/provenance.csv",
-        report(
-            f"{RESULTS}/provenance.html",
-            caption="../report/provenance.rst",
-            category="Provenance",
-        ),
+        report(f"{RESULTS}/provenance.html", caption="../report/provenance.rst", category="Provenance"),
     log:
         f"{LOGS}/provenance.log",
+    localrule: True
     conda:
         "../../environment.yml"
     params:
@@ -111,10 +107,3 @@ rule provenance:
         out=subpath(output[0], parent=True),
     shell:
         "tapernorm rows provenance {input:q} --run {params.run:q} --out {params.out:q} &> {log:q}"
-
-
-localrules:
-    table,
-    figure,
-    claims,
-    provenance,
