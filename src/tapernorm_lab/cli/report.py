@@ -58,11 +58,13 @@ def figure(arguments: argparse.Namespace) -> None:
         arguments.written.extend(drawn_anew(arguments.published, results, figures))
         return
     require_options(arguments, "a figure of no --published run", needs=("name", "out"), of=("figures",))
-    from ..report.figures import figure1_2_curves as writer
+    from ..report import html
+    from ..report.figures.figure import save
 
-    for product, (drawing, frame) in _made(arguments, figure=True):
-        with writes(arguments, *(f"{product.name}.{kind}" for kind in product.kinds)):
-            writer.save(drawing, frame, arguments.out / product.name)
+    for product, drawing in _made(arguments, figure=True):
+        with writes(arguments, *(f"{product.name}.{kind}" for kind in (*product.kinds, "html"))):
+            save(drawing, arguments.out / product.name)
+            html.write_figure(drawing.caption, arguments.out / product.name)
 
 
 def _made(arguments: argparse.Namespace, *, figure: bool) -> Iterator[tuple[catalogue.Product, Any]]:

@@ -70,6 +70,7 @@ class ReportJob(Strict):
     run: str
     caption: str
     labels: dict[int, str]  # d_model -> label of the size
+    clip_norm: float | None = None  # largest global gradient norm of pre-training; null: figures draw no such line
 
 
 class ClaimsJob(Strict):

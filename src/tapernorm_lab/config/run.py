@@ -209,7 +209,7 @@ class Config(Gpt2Jobs, Strict):
 
     def report_job(self) -> ReportJob:
         labels = {width.d_model: width.label for width in self.widths}
-        return ReportJob(run=self.run, caption=self.caption, labels=labels)
+        return ReportJob(run=self.run, caption=self.caption, labels=labels, clip_norm=self.train.clip_norm)
 
     def claims_job(self) -> ClaimsJob:
         return ClaimsJob(run=self.run, caption=self.caption, text=self.data.source)
