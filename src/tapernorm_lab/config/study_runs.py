@@ -67,8 +67,8 @@ def homes(config: Config) -> dict[tuple[StageName, Name, Seed], str]:
     return found
 
 
-def has_rivals(stage: Stage) -> bool:
-    """Whether a stage reports rivals of the norms: its arms are then timed and tried on odd inputs as well."""
+def replaces_norms(stage: Stage) -> bool:
+    """Whether arms of a reporting stage replace their norms: they are then timed and tried on odd inputs as well."""
     return not stage.search and any(arm.treatment is not None and arm.treatment.norm is not None for arm in stage.arms)
 
 
