@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageJob, Path, Path]
     streams = write_stream(folder / "tokens")
     stage = Stage(
         name="S2",
-        title="Replacements",
+        title="Norms",
         search=False,
         figure=None,
         d_model=12,

@@ -113,7 +113,7 @@ def test_a_decoder_of_replacements_is_the_reference_decoder_with_their_formula(m
         monkeypatch.setattr(
             plain.get_submodule(name),
             "forward",
-            lambda x, replacement=replacement: torch.tensor(by_hand(replacement, array(x))),
+            lambda x, norm=replacement: torch.tensor(by_hand(norm, array(x))),
         )
     assert close(model(tokens()), plain(tokens()))
     other = replaced("dyt", scaled=False, dtype=torch.float64)
