@@ -557,12 +557,13 @@ def test_a_finished_run_is_not_trained_again_unless_a_file_of_it_is_gone(tokens,
     assert outcome_of(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "metrics.jsonl"])
-@pytest.mark.parametrize("damage", ["truncate", "flip", "gone"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("model.safetensors", flip), ("metrics.jsonl", truncate), ("metrics.jsonl", Path.unlink)]
+)
 def test_a_finished_run_whose_files_are_damaged_says_which_and_trains_again(tokens, tmp_path, capsys, name, damage):
     pretrain(make_job(), tokens, tmp_path, HARDWARE)
     before, path = outcome_of(tmp_path), tmp_path / name
-    {"truncate": truncate, "flip": flip, "gone": Path.unlink}[damage](path)
+    damage(path)
     capsys.readouterr()
     pretrain(make_job(), tokens, tmp_path, HARDWARE)
     assert f"{path} is missing or damaged" in capsys.readouterr().err
@@ -579,7 +580,7 @@ def test_a_damaged_config_of_a_finished_run_is_written_again_without_training(to
     assert trained == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"kind": "pretrain"}', "\x00"])
+@pytest.mark.parametrize("content", ["{", '{"kind": "pretrain"}'])
 def test_a_damaged_result_is_named_with_the_remedy(tokens, tmp_path, capsys, content: str) -> None:
     assert main(command(make_job(), tokens, tmp_path)) == 0
     (tmp_path / "result.json").write_text(content)
