@@ -15,7 +15,7 @@ from ..frames.pretraining import JOB
 from . import bands, panels, style
 from .figure import FigureSpec, Layout, Row
 
-GATE = "gate"
+GATE = bands.GATE
 LOSS, LOGIT_RMS, LOGIT_CENTRED, LOGIT_MAX, GRADIENT = "ce", "logit_rms", "logit_rms_centred", "logit_max", "grad_norm"
 # The columns of the curves that figures and claims read.
 CURVES = (*JOB, "step", GATE, LOSS, LOGIT_RMS, LOGIT_CENTRED, LOGIT_MAX, GRADIENT)
@@ -44,11 +44,8 @@ def drawn(curves: pd.DataFrame, metrics: Sequence[str], variants: Sequence[str],
                     continue  # no Baseline at this width to compare with
                 band = bands.across_seeds(rows, metric)
                 parts.append(band.assign(d_model=d_model, metric=metric, variant=variant))
-        gate = bands.gate(pd.concat(cells.values())).rename(columns={"gate": "median"})
-        parts.append(gate.assign(d_model=d_model, metric=GATE, variant="shared"))
-    leading = ["d_model", "metric", "variant", "step"]
-    frame = pd.concat(parts, ignore_index=True)
-    return pd.DataFrame(frame, columns=[*leading, *(c for c in frame.columns if c not in leading)])
+        parts.append(bands.gate(pd.concat(cells.values())).assign(d_model=d_model, variant="shared"))
+    return bands.joined(parts)
 
 
 def _widths(curves: pd.DataFrame) -> list[int]:
