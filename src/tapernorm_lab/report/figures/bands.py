@@ -122,7 +122,7 @@ def span(rows: pd.DataFrame, column: str) -> str:
 
 def seeds(rows: pd.DataFrame, column: str = "n") -> str:
     """How many seeds, in words."""
-    return f"{span(rows, column)} seed{'s' if rows[column].max() > 1 else ''}"
+    return f"{span(rows, column)} seed{'s' if max(rows[column].dropna()) > 1 else ''}"
 
 
 def _job(curves: pd.DataFrame, keys: Keys) -> str:

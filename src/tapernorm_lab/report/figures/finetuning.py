@@ -145,8 +145,8 @@ def _caption(frame: pd.DataFrame, _: Any, job: ReportJob) -> Iterator[str]:
     lines, gaps = (bands.where(frame, metric=metric) for metric in (LOSS, GAPS[LOSS]))
     yield "Fine-tunes of GPT-2 by four methods, all on the same batches."
     yield f"Run {job.run}, {bands.seeds(lines)}. Lines: training loss. {panels.reading(lines)}"
-    if len(gaps):
-        yield f"Their gap is smoothed over {bands.span(gaps, 'window')}."
+    if len(gaps) and max(gaps["window"]) > 1:
+        yield f"The gap is smoothed by a mean of {bands.span(gaps, 'window')}."
     if len(bands.where(frame, metric=HELD_OUT)):
         yield "Points: held-out loss, not smoothed."
     strips = {"taper": "Grey: the gate of the tapers.", FAKELN: "Green: the share of norms that FakeLN still computes."}

@@ -48,7 +48,8 @@ def _within(row: Row) -> bool:
 
 
 def _positions(here: pd.DataFrame) -> Iterator[Row]:
-    for (model, label), losses in here.groupby(["model", "label"], sort=False):
+    for model, losses in here.groupby("model", sort=False):
+        label = losses["label"].iloc[0]
         table = losses.pivot(index="seed", columns="first", values="ce")
         starts, ends = table.columns.tolist(), dict(zip(losses["first"], losses["last"], strict=True))
         median, low, high = stats.band(table.to_numpy())

@@ -119,7 +119,7 @@ def _draw_targets(axes: Axes, frame: pd.DataFrame, *, arms: list[str]) -> None:
 
 
 def _window_caption(frame: pd.DataFrame, _: pd.DataFrame, job: StageJob) -> Iterator[str]:
-    several = " with its 95 % t interval" if frame["gap_pairs"].min() > 1 else ""
+    several = " with its 95 % t interval" if min(frame["gap_pairs"]) > 1 else ""
     points = f"Points: mean over paired seeds{several}; below 0 is better."
     return _told(job, bands.seeds(frame, "gap_pairs"), points)
 

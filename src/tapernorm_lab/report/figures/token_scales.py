@@ -93,7 +93,7 @@ def _caption(rows: pd.DataFrame, found: OwnRows, label: str) -> Iterator[str]:
     for form in _FORMS:
         mine = bands.where(rows, form=form)
         yield f"Largest tokens {form}, in multiples of the median: {_largest(mine)}."
-        if (lost := mine["nonfinite"].max()) > 0:
+        if (lost := max(mine["nonfinite"])) > 0:
             yield f"∞: up to {lost} tokens {form} have no finite scale; what reaches them is not drawn."
     yield found.caption
 
@@ -101,7 +101,7 @@ def _caption(rows: pd.DataFrame, found: OwnRows, label: str) -> Iterator[str]:
 def _largest(rows: pd.DataFrame) -> str:
     """The tokens of the largest scales at later positions, each piece once."""
     times = rows.assign(times=rows["largest"] / rows["median"]).sort_values("times", ascending=False, kind="stable")
-    named = times[times["times"] > 0].drop_duplicates("piece").head(_NAMED).to_dict("records")
+    named = pd.DataFrame(times[times["times"] > 0]).drop_duplicates(["piece"]).head(_NAMED).to_dict("records")
     return ", ".join(f"{row['piece']!r} at position {row['position']} ({row['times']:.3g})" for row in named)
 
 
