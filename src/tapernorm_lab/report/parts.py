@@ -14,7 +14,7 @@ from tapernorm.util.hashing import canonical_json, digest
 
 from ..config.load import parse
 from ..config.run import Config
-from ..config.study_runs import has_rivals, stage_job
+from ..config.study_runs import replaces_norms, stage_job
 from . import provenance as origin
 from .catalogue import OWN_FILES, OWN_STAGE, SOURCES, Product, asked_sources, entries, own_entries
 from .frames import decoding, gpt2, own_models, pretraining
@@ -116,13 +116,11 @@ def config_contents(config: Config) -> Contents:
 def _training(config: Config, source: str) -> Part:
     cells = config.pretrain_cells()
     places = [f"pretrain/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells]
-    places += [
-        f"fold/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells if variant != "baseline"
-    ]
+    places += [f"fold/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells if variant.tapers]
 
     def require(results: Path) -> None:
         found = pretraining.read(results / "rows")[0]
-        wanted = {cell: digest(canonical_json(config.pretrain_job(*cell))) for cell in cells}
+        wanted = {(str(v), *cell): digest(canonical_json(config.pretrain_job(v, *cell))) for v, *cell in cells}
         _require_jobs(found.to_dict("records"), pretraining.JOB, wanted)
 
     return Part(source, SOURCES[source].files, partial(origin.collect_below, places), require)
@@ -154,7 +152,7 @@ def _benched(config: Config, source: str) -> Part:
 
 
 def _require_bench(config: Config, file: str, results: Path) -> None:
-    document = read_document(results / file, decoding.DECODE, decoding.LAST_TOKEN, decoding.RIVALS)
+    document = read_document(results / file, decoding.DECODE, decoding.LAST_TOKEN, decoding.REPLACEMENTS)
     found = value_at(document, "provenance.config_hash", results / file)
     if found != digest(config.bench_job().model_dump(mode="json")):
         raise UserError(f"{file} was measured with other settings than the config's section bench: measure again")
@@ -165,7 +163,7 @@ def _study(config: Config) -> Iterable[Part]:
         job = stage_job(config, stage.name)
         runs = [f"{folder}/result.json" for folder in dict.fromkeys(run.folder for run in job.runs)]
         yield _read_by_job(stage.name, "stage", stage.name, job, runs)
-        if has_rivals(stage):
+        if replaces_norms(stage):
             bench = SOURCES["oddities"].at(stage.name)[1]
             measured = partial(_require_bench, config, bench)
             yield _read_by_job(f"{stage.name}_oddities", "oddities", stage.name, job, [*runs, bench], measured)
