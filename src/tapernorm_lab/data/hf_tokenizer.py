@@ -24,6 +24,7 @@ from .sentencepiece import EOD
 _FILE = "tokenizer.json"
 _OPENED = "as_loaded.json"  # what transformers makes of the files: the ids of a run are its
 _MARKS = "special_tokens_map.json"
+_HOLE = "there is a hole in its ids, or it is another model's; give the model's own tokenizer.json"
 _PROBE = "Hello world"
 GPT2_VOCAB_SIZE = 50_257
 _GPT2_IDS = [15496, 995]  # of the probe
@@ -170,8 +171,7 @@ def _require_ids(loaded: Any, source: Path, vocab_size: int) -> int:
         raise UserError(f"the tokenizer in {source} has {len(ids)} ids and the model {vocab_size}: they differ")
     if (largest := max([*ids.values(), *loaded("x")["input_ids"]])) >= vocab_size:
         raise UserError(
-            f"the tokenizer in {source} has an id {largest} and the model's end at {vocab_size - 1}: there is a hole "
-            "in its ids, or it belongs to another model; give the model's own tokenizer.json"
+            f"the tokenizer in {source} has an id {largest} and the model's end at {vocab_size - 1}: {_HOLE}"
         )
     return ids[mark]
 
@@ -186,14 +186,10 @@ def _require_told(ids: Mapping[str, int], mark: str, source: Path) -> None:
     for token, number in told.items():
         if ids.get(token) != number:
             raise UserError(
-                f"{path} gives the token {token!r} the id {number}, and it is read as {ids.get(token)}: there is a "
-                "hole in its ids; give the model's own tokenizer.json"
+                f"{path} gives the token {token!r} the id {number}, and it is read as {ids.get(token)}: {_HOLE}"
             )
     if mark not in told and Tokenizer.from_file(str(path)).token_to_id(mark) is None:
-        raise UserError(
-            f"{path} has no token {mark!r}, the eos_token or bos_token of its tokenizer_config.json: name one that it "
-            "has"
-        )
+        raise UserError(f"{path} has no token {mark!r}, its eos_token or bos_token: name one that it has")
 
 
 def _has_own(source: Path) -> bool:

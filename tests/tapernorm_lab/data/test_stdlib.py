@@ -109,7 +109,7 @@ def test_this_python_s_library_is_read_without_what_others_installed(own):
 
 
 def test_a_library_without_source_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"holds no .py file .* another data.source"):
+    with pytest.raises(UserError, match=r"holds no .py file.* another data.source"):
         standard_library(None, tmp_path)
 
 
