@@ -103,26 +103,20 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
             raise UserError(f"the tokenizer in {source} has no tokenizer.json: save its fast form there")
         eod = _require_ids(loaded, source, vocab_size)
         files = _files_of(source, made, loaded)
-        manifest = made_manifest(
-            "tokenizer",
-            config_hash=digest({"source": str(source)}),
-            vocab_size=vocab_size,
-            model_type=HUB,
-            eod=eod,
-            source=str(source),
-            opened=_OPENED,
-            sha256=sha256_of(files[_OPENED]),
-            files={name: sha256_of(path) for name, path in files.items()},
-        )
-        _copy(files, manifest, out)
-    return manifest
+        said = {"vocab_size": vocab_size, "model_type": HUB, "eod": eod, "source": str(source), "opened": _OPENED}
+        return _write(out, files, digest({"source": str(source)}), **said)
 
 
-def _copy(files: Mapping[str, Path], manifest: dict[str, Any], out: Path) -> None:
+def _write(out: Path, files: Mapping[str, Path], config_hash: str, **says: Any) -> dict[str, Any]:
+    """Copy these files into `out` under their names, and write the manifest."""
+    hashes = {name: sha256_of(path) for name, path in files.items()}
+    opened = hashes[says.get("opened", _FILE)]
+    manifest = made_manifest("tokenizer", config_hash=config_hash, **says, sha256=opened, files=hashes)
     for name, path in files.items():
         with whole_file(out / name) as copy:
             copy.write_bytes(path.read_bytes())
     write_json(out / "manifest.json", manifest)
+    return manifest
 
 
 def _load(source: Path) -> Any:
@@ -221,23 +215,14 @@ def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
             "or its folder lacks vocab.json or merges.txt"
         )
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        loaded.save_pretrained(folder)
-        files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
-        manifest = made_manifest(
-            "tokenizer",
-            config_hash=digest(job),
-            vocab_size=GPT2_VOCAB_SIZE,
-            model_type=GPT2_BPE,
-            eod=loaded.convert_tokens_to_ids(EOD),
-            source=job.source,
-            sha256=sha256_of(files[_FILE]),
-            files={name: sha256_of(path) for name, path in files.items()},
-        )
-        write_json(folder / "manifest.json", manifest)
-        _require_gpt2(HFTokenizer(folder), job.source)
-        _copy(files, manifest, out)
-    return manifest
+        made = Path(name) / "made"
+        loaded.save_pretrained(made)
+        files = {path.name: path for path in sorted(made.iterdir()) if path.is_file()}
+        eod = loaded.convert_tokens_to_ids(EOD)
+        said = {"vocab_size": GPT2_VOCAB_SIZE, "model_type": GPT2_BPE, "eod": eod, "source": job.source}
+        _write(Path(name) / "checked", files, digest(job), **said)
+        _require_gpt2(HFTokenizer(Path(name) / "checked"), job.source)
+        return _write(out, files, digest(job), **said)
 
 
 def _require_gpt2(coder: HFTokenizer, source: str) -> None:
