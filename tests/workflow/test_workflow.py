@@ -421,7 +421,7 @@ def test_finished_models_are_tried_on_odd_inputs_and_their_tables_are_made_from_
         f"tables/{name}.{kind}" for name in ("table_S3", "table_S3x", "table_S3_S1") for kind in ("csv", "md", "tex")
     }
     assert made == {name for name in results if name.startswith("tables/table")}
-    assert drawn.keys() == {f"figure_S3.{kind}" for kind in ("csv", "pdf", "png")}
+    assert drawn.keys() == {f"figure_S3.{kind}" for kind in ("csv", "md", "pdf", "png", "tex")}
     for name in made:
         assert results[name] == (finished / "results/test" / name).read_bytes()
     for name, content in drawn.items():

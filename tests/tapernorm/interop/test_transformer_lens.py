@@ -357,7 +357,7 @@ def test_the_package_is_imported_only_when_it_is_asked_for():
 
 def test_the_page(tmp_path, capsys):
     known = {}
-    pieces = [code for language, code in blocks(PAGE) if language == "python"]
+    pieces = [block.code for block in blocks(PAGE) if block.language == "python"]
     assert len(pieces) == 4
     for long, short in {
         "range(200)": "range(60)",

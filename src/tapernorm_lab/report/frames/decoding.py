@@ -8,7 +8,7 @@ from typing import Any
 
 from tapernorm.util.errors import UserError
 
-from ...config.sections import VARIANT_LABELS
+from ...config.variants import VARIANT_LABELS
 from ...experiments.speed.interleaved_timing import (
     Interval,
     Samples,
@@ -187,10 +187,3 @@ def arm_labels(bench: Bench) -> dict[str, str]:
         "fused": f"{model} fused",
         "identity": "no norm at all (bound)",
     }
-
-
-def rounds(rows: Sequence[Row]) -> str:
-    """Number of rounds behind some rows, as a range where it varies."""
-    counts = [row["n"] for row in rows]
-    low, high = min(counts), max(counts)
-    return f"{low}" if low == high else f"{low}–{high}"
