@@ -64,21 +64,10 @@ class FreshBase(Strict):
     train: TrainConfig
 
 
-class FakeStages(Strict):
-    """FakeLN's removals: the optimizer step at which each stage starts, and the steps between its blocks."""
+class FakeStages(FakeSchedule):
+    """FakeLN's removals, in optimizer steps, and the mean that they freeze."""
 
-    mlp_start: PositiveInt  # ln_2
-    mlp_gap: PositiveInt
-    qk_start: PositiveInt  # ln_1 as q and k see it
-    qk_gap: PositiveInt
-    v_start: PositiveInt  # ln_1 as v sees it
-    v_gap: PositiveInt
-    final: PositiveInt  # ln_f
     ema_rate: Rate  # of sigma; 1: the last optimizer step's mean alone
-
-    def schedule(self) -> FakeSchedule:
-        """When each site is removed."""
-        return FakeSchedule(**self.model_dump(exclude={"ema_rate"}))
 
 
 class TaperWindow(Strict):
@@ -141,7 +130,7 @@ class Gpt2Size(Strict):
         if self.fakeln.final > self.steps:
             raise ValueError(f"fakeln.final ({self.fakeln.final}) lies after the last step ({self.steps})")
         if self.fresh:
-            removal_steps(self.fakeln.schedule(), self.fresh.shape.n_layer)  # a depth of elsewhere is not known yet
+            removal_steps(self.fakeln, self.fresh.shape.n_layer)  # a depth of elsewhere is not known yet
         if self.published:
             distinct("published methods", [p.method for p in self.published])
         return self
