@@ -10,8 +10,7 @@ from tapernorm.checkpoints.store import save
 from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.hashing import canonical_json
 from tapernorm.util.rng import generator
-from tapernorm_lab.config.gpt2 import Gpt2Shape
-from tapernorm_lab.config.gpt2 import TAPERED
+from tapernorm_lab.config.gpt2 import TAPERED, Gpt2Shape
 from tapernorm_lab.config.jobs import FinetuneJob
 from tapernorm_lab.config.sections import HardwareConfig
 from tapernorm_lab.models.gpt2 import fresh
