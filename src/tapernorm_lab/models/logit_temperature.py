@@ -4,11 +4,11 @@ Shapes: h (..., D), x = Norm(h) (..., D), w (D,).
 
     z = exp(<x, w>/D) x W_out
 
-All-Taper's logits are c r(h) times those that the final norm would give: a scale per token, which a Baseline lacks. Two
-controls tell that scale from the norms' being gone. One tapers the final norm alone (`taper: final`). This one scales by
-a function of the token's *normed* state, so that the final norm still hides r(h) and no norm is touched. w is 0 at the
-start, where the model is bitwise the Baseline. The exponent is a mean over features: Adam moves a sum by up to D times
-the learning rate in a step.
+All-Taper's logits are c r(h) times those that the final norm would give: a scale per token, which a Baseline lacks.
+Two controls tell that scale from the norms' being gone. One tapers the final norm alone (`taper: final`). This one
+scales by a function of the token's *normed* state, so that the final norm still hides r(h) and no norm is touched. w is
+0 at the start, where the model is bitwise the Baseline. The exponent is a mean over features: Adam moves a sum by up to
+D times the learning rate in a step.
 """
 
 from collections.abc import Mapping, Sequence
