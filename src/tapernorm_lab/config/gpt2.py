@@ -237,10 +237,6 @@ class Gpt2Config(Strict):
                 raise ValueError(f"gpt2.corpora: {corpus.name} filters {corpus.of!r}, which does not stand before it")
         return self
 
-    def size(self, name: str) -> Gpt2Size:
-        """The size of this name; KeyError without one."""
-        return {size.name: size for size in self.sizes}[name]
-
     def corpus(self, name: str) -> EvalCorpus:
         """The evaluation corpus of this name; KeyError without one."""
         return {corpus.name: corpus for corpus in self.corpora}[name]

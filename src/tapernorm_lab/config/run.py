@@ -167,10 +167,6 @@ class Config(Gpt2Jobs, Strict):
         return [self.data, *gpt2, *scored, *odd]
 
     @property
-    def widest(self) -> WidthConfig:
-        return max(self.widths, key=lambda w: w.d_model)
-
-    @property
     def most_devices(self) -> int:
         """How many devices the largest training job takes."""
         sizes = self.gpt2.sizes if self.gpt2 else ()

@@ -451,7 +451,6 @@ def test_every_cell_appears_once_the_widest_first():
     assert len(cells) == len(set(cells)) == len(config.seeds) * sum(len(w.variants) for w in config.widths)
     widths = [d_model for _, d_model, _ in cells]
     assert widths == sorted(widths, reverse=True)
-    assert config.widest.d_model == widths[0]
 
 
 def test_a_width_that_is_not_there_is_named():
