@@ -117,6 +117,20 @@ class Config(Gpt2Jobs, Strict):
         return self
 
     @model_validator(mode="after")
+    def _searches_use_other_seeds(self) -> Self:
+        stages = self.study or ()
+        if stages:
+            distinct("stages of the study", [stage.name for stage in stages])
+        reported = {seed for stage in stages if not stage.search for seed in stage.seeds} | set(self.seeds)
+        for stage in stages:
+            if stage.search and (shared := sorted(reported.intersection(stage.seeds))):
+                raise ValueError(
+                    f"stage {stage.name} searches on seeds {shared}, which tables report: what picks a setting uses "
+                    "other seeds than what reports it"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _every_job_is_possible(self) -> Self:
         for cell in self.pretrain_cells():
             self.pretrain_job(*cell)
@@ -135,20 +149,6 @@ class Config(Gpt2Jobs, Strict):
                 self.stage_robustness_job(name, self.stage(name).seeds[0])
             except UserError as error:
                 raise ValueError(f"robustness.stages: {error}") from None
-        return self
-
-    @model_validator(mode="after")
-    def _searches_use_other_seeds(self) -> Self:
-        stages = self.study or ()
-        if stages:
-            distinct("stages of the study", [stage.name for stage in stages])
-        reported = {seed for stage in stages if not stage.search for seed in stage.seeds} | set(self.seeds)
-        for stage in stages:
-            if stage.search and (shared := sorted(reported.intersection(stage.seeds))):
-                raise ValueError(
-                    f"stage {stage.name} searches on seeds {shared}, which tables report: what picks a setting uses "
-                    "other seeds than what reports it"
-                )
         return self
 
     @model_validator(mode="after")
