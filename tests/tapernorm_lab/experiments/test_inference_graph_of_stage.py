@@ -180,4 +180,4 @@ def test_the_command_line_makes_rows_and_table(run, tmp_path, capsys) -> None:
     assert {path.suffix for path in tmp_path.glob("table_S2_oddities.*")} == {".csv", ".md", ".tex", ".html"}
     assert "5 tanh" in (tmp_path / "table_S2_oddities.md").read_text()
     assert main(["rows", "study_S2_oddities", *told, *out]) == 2
-    assert "rows study_S2_oddities is made from --results, --tokens: name it" in capsys.readouterr().err
+    assert "rows study_S2_oddities needs --results, --tokens" in capsys.readouterr().err
