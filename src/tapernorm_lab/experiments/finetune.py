@@ -17,7 +17,7 @@ from ..data.blocks import Blocks
 from ..models.fakeln import FakeLN, attach_fakeln
 from ..models.gpt2 import GPT2LMHeadModel
 from ..training.device import take_device
-from ..training.plan import Optimisation, plan_on_blocks
+from ..training.plan import plan_of_tuning
 from ..training.run_folder import (
     data_hashes,
     require_vocabulary,
@@ -53,20 +53,9 @@ def finetune(
         if (longest := context_of(model)) < job.context:
             raise UserError(f"{base} takes {longest} tokens and the blocks have {job.context}: cut shorter ones")
 
-        plan = plan_on_blocks(
-            model,
-            train_blocks,
-            valid_blocks,
-            out,
-            label=f"{job.method} {job.size} seed{job.seed}",
-            seed=job.seed,
-            steps=job.steps,
-            batch=job.batch,
-            scored=hardware.micro_batch or job.batch,
-            optimisation=Optimisation.of_finetuning(job),
-            hardware=hardware,
-            fingerprint=work.fingerprint,
-        )
+        label = f"{job.method} {job.size} seed{job.seed}"
+        where = (train_blocks, valid_blocks, out)
+        plan = plan_of_tuning(model, *where, job, hardware, label=label, fingerprint=work.fingerprint)
         return Trainer(model, attach_method(model, job, eot=train_blocks.manifest["eod"]), plan)
 
     def details(trainer: Trainer) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tapernorm.util.provenance import code_commit
 from ..data.blocks import Blocks
 from ..data.tokenizers import open_tokenizer
 from ..training.norm_driver import norms_told
-from ..training.plan import Optimisation, plan_on_blocks
+from ..training.plan import plan_of_tuning
 from ..training.run_folder import train_in
 from ..training.trainer import Trainer
 from .export_run import STORY
@@ -48,27 +48,22 @@ def train(
     Raises:
         UserError: as `train_in`; or the model cannot be tapered.
     """
-    job, hardware = run.job, run.hardware
-    rows, valid = blocks[HELD_OUT, "train"], blocks[HELD_OUT, "valid"]
+    job = run.job
 
     def make_trainer() -> Trainer:
         model = load_pretrained(run.base).to(device).train()
-        look = look_at(model, rows.rows, open_tokenizer(run.out / "tokenizer"))
+        look = look_at(model, blocks[HELD_OUT, "train"].rows, open_tokenizer(run.out / "tokenizer"))
         for line in look.warnings(run.tapered, level_weight=job.level_weight):
             print(line, file=sys.stderr)
         taper, commit = _attach(model, job), code_commit()  # of what runs here
-        plan = plan_on_blocks(
+        plan = plan_of_tuning(
             model,
-            rows,
-            valid,
+            blocks[HELD_OUT, "train"],
+            blocks[HELD_OUT, "valid"],
             run.out,
+            job,
+            run.hardware,
             label=f"taper seed{job.seed}",
-            seed=job.seed,
-            steps=job.steps,
-            batch=job.batch,
-            scored=hardware.micro_batch or job.batch,
-            optimisation=Optimisation.of_finetuning(job),
-            hardware=hardware,
             fingerprint=fingerprint,
             remedy=remedy_of(job),
             salvage=lambda steps: _salvage(run, facts, model, taper, steps, commit),
