@@ -8,8 +8,9 @@ from ..config import cells
 from ..config.gpt2 import METHODS
 from ..config.jobs import BaseJob, FinetuneJob, PretrainJob
 from ..config.run import Config
-from ..config.sections import VARIANTS, HardwareConfig
+from ..config.sections import HardwareConfig
 from ..config.study import ArmJob
+from ..config.variants import VARIANTS
 from ..training.gpu_slots import device_slot
 from .arguments import OVERWRITE, TRAINING, Verbs, cell_of, config_options, hardware_of, job_of, require_options
 
