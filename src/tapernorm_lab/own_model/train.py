@@ -25,7 +25,7 @@ from .export_run import STORY
 from .job import TaperJob
 from .options import HELD_OUT
 from .resolve import TaperRun
-from .scale_warnings import LEVEL, look_at
+from .scale_warnings import LEVEL, sample_scales
 from .scores import SCORES
 
 LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
@@ -52,8 +52,8 @@ def train(
 
     def make_trainer() -> Trainer:
         model = load_pretrained(run.base).to(device).train()
-        look = look_at(model, blocks[HELD_OUT, "train"].rows, open_tokenizer(run.out / "tokenizer"))
-        for line in look.warnings(run.tapered, level_weight=job.level_weight):
+        sample = sample_scales(model, blocks[HELD_OUT, "train"].rows, open_tokenizer(run.out / "tokenizer"))
+        for line in sample.warnings(run.tapered, level_weight=job.level_weight):
             print(line, file=sys.stderr)
         taper, commit = _attach(model, job), code_commit()  # of what runs here
         plan = plan_of_tuning(

@@ -33,7 +33,7 @@ from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.blocks import Blocks, batch_of
 from tapernorm_lab.own_model import own_text as owntext
 from tapernorm_lab.own_model import taper_own_model as recipe
-from tapernorm_lab.own_model.dry_run import outline
+from tapernorm_lab.own_model.dry_run import describe
 from tapernorm_lab.own_model.job import TaperJob, job_of
 from tapernorm_lab.own_model.options import Request
 from tapernorm_lab.own_model.taper_own_model import Outcome
@@ -258,10 +258,10 @@ def test_the_dry_run_shows_norms_consumers_and_settings_and_writes_nothing(home,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_class_has_an_outline(name, tmp_path):
+def test_every_class_can_be_described(name, tmp_path):
     model, text = tmp_path / "model", write_stories(tmp_path / "text.txt", 40)
     write_model(model, name)
-    shown = outline(run_of(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True)))
+    shown = describe(run_of(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True)))
     norms = 1 if name.startswith("phi") else 2
     assert f"{2 * norms + 1} norms go" in shown
     inside = {"qwen3": 4, "phi with norms of q and k": 4, "stablelm with norms of q and k": 8}
