@@ -12,7 +12,7 @@ from own_runs import write_run
 
 from tapernorm_lab.config.jobs import ReportJob
 from tapernorm_lab.config.odd_inputs import TrialsJob
-from tapernorm_lab.config.sections import VARIANTS
+from tapernorm_lab.config.variants import VARIANTS
 from tapernorm_lab.report.frames import decoding, gpt2, odd_inputs, own_models, pretraining, study_stages
 
 SEEDS = (0, 1, 2, 3)
@@ -30,7 +30,7 @@ def rows(folder: Path) -> SimpleNamespace:
     bench = synthetic_bench.write(synthetic_bench.decode(prompts=(128, 512), rounds=9), folder / "bench.json")
     odd = synthetic_robustness.write_run(folder / "odd", seeds=SEEDS[1:])
     stage = study_stages.collect(synthetic_study.write_stage(folder / "stage"), folder / "stage")
-    scaled = stage["variant"].str.endswith("_aux") & (stage["outcome"] == "finished")
+    scaled = (stage["variant"] != "baseline") & (stage["outcome"] == "finished")
     own = own_models.collect({"mine": write_run(folder / "own", after=3.0)}, run="tiny", caption="A trial.")
     return SimpleNamespace(
         pretraining=pretraining.collect(paths, run="demo"),

@@ -35,7 +35,7 @@ def expected_counts() -> dict[str, int]:
     sizes = len(config.gpt2.sizes)
     return {
         "pretrain": sum(len(width.variants) for width in config.widths) * len(config.seeds),
-        "fold": sum(variant != "baseline" for variant, *_ in trained),
+        "fold": sum(variant.tapers for variant, *_ in trained),
         "base": sizes,
         "finetune": len(config.gpt2.methods) * sizes * len(config.gpt2.seeds),
         "finetune_fold": sum(method != "vanilla" for method, *_ in tuned),

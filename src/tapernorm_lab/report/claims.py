@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import published
 from ..config.jobs import ClaimsJob
-from ..config.sections import VARIANT_LABELS
+from ..config.variants import VARIANT_LABELS
 from . import evidence
 from .engine.cells import text
 from .engine.frame import Row

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..config import published
 from ..config.jobs import ClaimsJob
-from ..config.sections import VARIANT_LABELS, VARIANTS
+from ..config.variants import PAPER_VARIANTS, VARIANT_LABELS
 from .engine import statistics as stats
 from .engine.frame import Row
 from .engine.summary import Against, summarise
@@ -20,8 +20,9 @@ from .frames.gpt2_summary import published_gap, table3_rows
 from .tables.table2_decoding import NAIVE
 from .verdicts import Estimate
 
-NORMED = ("baseline", "internal", "internal_aux")  # variants that keep the final norm
-NORMLESS = ("all", "all_aux")
+NORMED = tuple(variant.name for variant in PAPER_VARIANTS if not variant.final)  # they keep the final norm
+NORMLESS = tuple(variant.name for variant in PAPER_VARIANTS if variant.final)
+ANCHORED = tuple(v.name for v in PAPER_VARIANTS if v.anchored or not v.final)  # by the final norm or by the scale loss
 LATE = 0.1  # of the logged steps: the end of training, where the gate is nearly shut
 FOLD_TOLERANCE = 1e-4  # nats/token: a hundredth of the smallest gap that the paper reports of a loss near 1.5
 RADIAL_WITH, RADIAL_WITHOUT = 1e-4, 1e-2  # |cos| between gradient and stream; a random direction has about d^-1/2
@@ -142,7 +143,7 @@ def at_the_end(metric: str, estimates: Callable[[str, Late], Sequence[Estimate]]
 
 def growth_of_logits(at: str, late: Late) -> Sequence[Estimate]:
     """Logit RMS of the model without any anchor over that of each with the norm or the loss: geometric means."""
-    anchored = [variant for variant in VARIANTS if variant != "all" and {"all", variant} <= set(late)]
+    anchored = [variant for variant in ANCHORED if {"all", variant} <= set(late)]
     ratios = {v: np.exp(late["all"] - late[v]) for v in anchored}  # seed by seed
     logs = [over_seeds(f"to {VARIANT_LABELS[v]}, {at}", np.log(ratio)) for v, ratio in ratios.items()]
     return [Estimate(e.at, math.exp(e.value), math.exp(e.low), math.exp(e.high), e.n, least=1.0) for e in logs]

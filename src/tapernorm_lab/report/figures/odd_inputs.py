@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ...config.odd_inputs import LONGER, TrialsJob
-from ...config.sections import VARIANT_LABELS
+from ...config.variants import VARIANT_LABELS
 from ..engine import statistics as stats
 from ..frames.odd_inputs import RobustnessRows, Row
 from ..frames.odd_inputs_summary import PLAIN, records, tried_on

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from tapernorm.util.errors import UserError
 
 from ...config.jobs import ReportJob
-from ...config.sections import VARIANT_LABELS, VARIANTS
+from ...config.variants import VARIANT_LABELS, VARIANTS
 from ..frames.pretraining import JOB
 from . import bands, panels, style
 from .figure import FigureSpec, Layout, Row

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 
 from tapernorm.util.errors import UserError
 
-from ...config.sections import VARIANT_LABELS, VARIANTS
 from ...config.study_runs import StageJob
+from ...config.variants import VARIANT_LABELS, VARIANTS
 from ..engine import statistics as stats
 from ..frames.study_stages import DIVERGED
 from ..tables.study_stages import stage_records
@@ -31,11 +31,11 @@ def windows(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
     """What the figure of a stage that varies the taper's window draws: a row per variant, start and end of the taper.
 
     Raises:
-        UserError: no arm of the stage tapers without a treatment.
+        UserError: no arm of the stage tapers as the paper does.
     """
     frame = pd.DataFrame(stage_records(rows, job))
-    plain = frame["start_fraction"].notna() & frame["treatment"].isna() & (frame["gap_pairs"] > 0)
-    tapered = pd.DataFrame(frame[plain])
+    plain = frame["start_fraction"].notna() & frame["treatment"].isna() & frame["variant"].isin(VARIANTS)
+    tapered = pd.DataFrame(frame[plain & (frame["gap_pairs"] > 0)])
     if tapered.empty:
         raise UserError(f"stage {job.stage.name} has no tapered arm with a gap to draw: leave its figure out")
     ordered = tapered.sort_values(["variant", "start_fraction", "end_fraction"], ignore_index=True)

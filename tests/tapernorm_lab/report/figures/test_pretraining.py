@@ -9,7 +9,7 @@ import synthetic
 from figure_rows import JOB, SEEDS, STEPS
 
 from tapernorm.util.errors import UserError
-from tapernorm_lab.config.sections import VARIANT_LABELS, VARIANTS
+from tapernorm_lab.config.variants import VARIANT_LABELS, VARIANTS
 from tapernorm_lab.report.figures import bands, pretraining, style
 
 WINDOW = 7  # 2 % of 300 logged steps, made odd
