@@ -13,7 +13,7 @@ from tapernorm.models.decoder import lengthen
 from tapernorm_lab.experiments.odd_inputs.odd_inputs import outcome
 from tapernorm_lab.experiments.odd_inputs.rows import odd_rows
 from tapernorm_lab.experiments.speed.inference_graph import inspect_inference, operations
-from tapernorm_lab.models.dyt_derf import RIVALS, replace_norms, scale_embedding
+from tapernorm_lab.models.dyt_derf import REPLACEMENTS, replace_norms, scale_embedding
 from tapernorm_lab.models.logit_temperature import temper
 
 NONE = {"norm": 0, "tanh": 0, "erf": 0, "exp": 0}
@@ -25,7 +25,7 @@ def left(model):
     return {name: found[name] for name in NONE}
 
 
-def rival(kind, **options):
+def replaced(kind, **options):
     model = decoder(dtype=torch.float32, **options)
     replace_norms(model, kind, alpha=0.5, attention_alpha=0.8)
     scale_embedding(model)
@@ -50,11 +50,13 @@ def test_what_is_left_is_counted(norm):
         assert left(model) == NONE | {"norm": 5}
 
 
-def test_rivals_keep_a_function_per_norm():
-    assert left(rival("dyt")) == NONE | {"tanh": 5}
-    assert left(rival("derf")) == NONE | {"erf": 5}
+def test_replacements_keep_a_function_per_norm():
+    assert left(replaced("dyt")) == NONE | {"tanh": 5}
+    assert left(replaced("derf")) == NONE | {"erf": 5}
     bare, _ = calibrated(dtype=torch.float32, final=True)
-    assert operations(rival("dyt"))["all"] == operations(fold(bare)[0])["all"] + 3 * 5 + 1  # and the embedding's scale
+    assert (
+        operations(replaced("dyt"))["all"] == operations(fold(bare)[0])["all"] + 3 * 5 + 1
+    )  # and the embedding's scale
 
 
 def test_a_norm_free_model_has_a_kernel_for_each_thing_it_does():
@@ -76,13 +78,13 @@ def test_the_outcome_is_that_of_the_logits():
     assert whole["ce"] != pytest.approx(found["ce"], rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["plain", "folded", *RIVALS])
+@pytest.mark.parametrize("kind", ["plain", "folded", *REPLACEMENTS])
 def test_the_largest_activation_is_that_of_the_stream_before_any_place_of_a_norm(kind):
     model = {
         "plain": lambda: decoder(dtype=torch.float32),
         "folded": lambda: fold(calibrated(dtype=torch.float32)[0])[0],
     }
-    made = model[kind]() if kind in model else rival(kind)
+    made = model[kind]() if kind in model else replaced(kind)
     with torch.no_grad():
         made.model.layers[1].self_attn.o_proj.weight[3] *= 50  # one feature, from the middle of the last block on
     seen: list[float] = []

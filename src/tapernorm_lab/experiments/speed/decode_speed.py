@@ -114,8 +114,8 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
         if job.bench.dtype == "float32":
             torch.set_float32_matmul_precision("high")  # TF32, as in the paper's software stack
     before = machine_facts(device)
-    rivals = partial(bench_decode, rivals=True)
-    measure = {"decode": bench_decode, "rivals": rivals, "last_token": bench_last_token}[kind]
+    replacements = partial(bench_decode, replacements=True)
+    measure = {"decode": bench_decode, "rivals": replacements, "last_token": bench_last_token}[kind]
     measured = measure(gated.to(device).eval(), job.bench)
     bandwidth = read_bandwidth(device)
     facts = machine_facts(device)
@@ -131,14 +131,14 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
     }
 
 
-def bench_decode(gated: Decoder, job: BenchConfig, *, rivals: bool = False) -> dict[str, Any]:
+def bench_decode(gated: Decoder, job: BenchConfig, *, replacements: bool = False) -> dict[str, Any]:
     """Time prefill and KV-cached decoding of every arm; cells of raw samples, with the checks made before.
 
     Raises:
         UserError: a folded arm does not give the gated model's logits.
     """
     capacity = max(job.prompts) + job.new_tokens
-    arms = make_arms(with_context(gated, capacity), DTYPES[job.dtype], rivals=rivals)
+    arms = make_arms(with_context(gated, capacity), DTYPES[job.dtype], replacements=replacements)
     checks = check_arms(gated, arms, job)
     modes, unavailable = available_modes(job.modes, _device(gated))
     cells: list[dict[str, Any]] = []

@@ -16,9 +16,9 @@ from tapernorm.norms import TaperNorm
 from tapernorm.taper import forget_taper
 from tapernorm.util.errors import UserError
 
-from ...models.dyt_derf import RIVALS, replace_norms, scale_embedding
+from ...models.dyt_derf import REPLACEMENTS, replace_norms, scale_embedding
 
-ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")  # and, beside them, those of `RIVALS`
+ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")  # and, beside them, those of `REPLACEMENTS`
 
 
 class NaiveRMSNorm(nn.Module):
@@ -36,11 +36,11 @@ class NaiveRMSNorm(nn.Module):
 
 
 @torch.no_grad()
-def make_arms(gated: Decoder, dtype: torch.dtype, *, rivals: bool = False) -> dict[str, PackedDecoder]:
+def make_arms(gated: Decoder, dtype: torch.dtype, *, replacements: bool = False) -> dict[str, PackedDecoder]:
     """Every arm of `ARMS`, packed for decoding, in `dtype`, on the device of `gated` (tapered, at g = 0).
 
     Args:
-        rivals: those of `RIVALS` as well, under their names.
+        replacements: those of `REPLACEMENTS` as well, under their names.
 
     Raises:
         UserError: the model is no tapered RMSNorm model.
@@ -55,7 +55,7 @@ def make_arms(gated: Decoder, dtype: torch.dtype, *, rivals: bool = False) -> di
         "unfused": fold(gated, fused=False)[0],
         "fused": fold(gated, fused=True)[0],
         "identity": _with_norms(gated, naive=None),
-        **({kind: _with_rival(gated, kind) for kind in RIVALS} if rivals else {}),
+        **({kind: _with_replacement(gated, kind) for kind in REPLACEMENTS} if replacements else {}),
     }
     return {arm: PackedDecoder(model.to(dtype).requires_grad_(False)) for arm, model in made.items()}
 
@@ -70,8 +70,8 @@ def _with_norms(gated: Decoder, *, naive: bool | None) -> Decoder:
     return model
 
 
-def _with_rival(gated: Decoder, kind: str) -> Decoder:
-    """A copy with a rival in the place of every norm, and its scaled embedding."""
+def _with_replacement(gated: Decoder, kind: str) -> Decoder:
+    """A copy with a replacement in the place of every norm, and its scaled embedding."""
     model = _with_norms(gated, naive=False)
     replace_norms(model, kind, alpha=0.5, attention_alpha=0.5)
     scale_embedding(model)

@@ -20,10 +20,10 @@ from ..read_json import read_document, value_at
 
 NAN = math.nan
 
-DECODE, LAST_TOKEN, RIVALS = "bench_decode", "bench_last_token", "bench_rivals"  # the kinds of file
+DECODE, LAST_TOKEN, REPLACEMENTS = "bench_decode", "bench_last_token", "bench_rivals"  # the kinds of file
 BASELINES = ("baseline", "baseline_naive")  # with F.rms_norm, and with the several-op norm
 ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")
-RIVAL_ARMS = ("dyt", "derf")  # in files of the kind bench_rivals, beside those
+REPLACEMENT_ARMS = ("dyt", "derf")  # in files of the kind bench_rivals, beside those
 MODES = {"eager": "eager", "compile": "torch.compile", "cudagraph": "CUDA graph"}
 PHASES = ("decode", "prefill", "forward")
 CELL = ("phase", "mode", "batch", "prompt")  # within it, arms are paired round by round
@@ -118,7 +118,7 @@ def bench_rows(
     """
     if not cells:
         raise UserError(f"{where} holds no samples: none of the modes asked for could be measured; choose another")
-    names = {"phase": PHASES, "mode": MODES, "arm": (*ARMS, *RIVAL_ARMS)}
+    names = {"phase": PHASES, "mode": MODES, "arm": (*ARMS, *REPLACEMENT_ARMS)}
     groups: dict[Cell, dict[str, Mapping[str, Any]]] = {}
     for entry in cells:
         if odd := [key for key in _ENTRY if key not in entry or (key in names and entry[key] not in names[key])]:
@@ -140,7 +140,7 @@ def _cell_rows(arms: Mapping[str, Mapping[str, Any]], read_bytes_per_s: float, w
     _refuse_unpaired(arms, where)
     samples: Samples = {arm: entry["seconds"] for arm, entry in arms.items()}
     rows = []
-    for arm in (*ARMS, *(rival for rival in RIVAL_ARMS if rival in arms)):
+    for arm in (*ARMS, *(arm for arm in REPLACEMENT_ARMS if arm in arms)):
         entry = arms[arm]
         speed = bootstrap_median([entry["tokens"] / seconds for seconds in entry["seconds"]])
         row = {**{key: entry[key] for key in (*CELL, "arm", "tokens")}, "n": speed.n, **_spread("tokens_per_s", speed)}
