@@ -142,9 +142,9 @@ def _oddities(arguments: argparse.Namespace, stage: str | None) -> None:
     out = arguments.out / Path(SOURCES["oddities"].at(stage or "")[0]).name
     chosen = arguments.device or "auto"
     with device_slot(chosen, arguments.jobs_per_gpu or 1):
-        from ..experiments.speed.inference_graph_of_stage import stage_oddities
+        from ..experiments.speed.inference_graph import inspect_stage
 
-        found = stage_oddities(job, arguments.results, arguments.tokens, device=chosen, threads=arguments.threads or 1)
+        found = inspect_stage(job, arguments.results, arguments.tokens, device=chosen, threads=arguments.threads or 1)
     with writes(out, "rows"):
         inference_graph.write(found, out)
 

@@ -11,7 +11,7 @@ nonlinear, so nothing of them folds into the next map: unlike a tapered norm the
 
 How their authors train language models, and so do we. The map stands where each norm was, the final one included;
 gamma starts at 1, beta and s at 0 (a model so narrow that the final map cannot leave it at 1 may be given another
-final gamma: `study_settings.Rival`). alpha starts higher before attention than elsewhere, and lower the wider the model
+final gamma: `config.study.NormReplacement`). alpha starts higher before attention than elsewhere, and lower the wider the model
 ([Z] section 7.2: 0.8 and 0.2 in LLaMA 7B; the code of [C] has a start of its own before attention, before the MLPs and
 before the head of GPT-2, 1 where none is given). A learned scalar, sqrt(D) at the start, multiplies the embeddings:
 without it the first activations are too small for training to get under way ([Z] appendix A; the code of [C] has it
@@ -31,7 +31,7 @@ from tapernorm.norms import LayerNorm, RMSNorm
 from tapernorm.util.errors import UserError
 
 
-class _Rival(nn.Module):
+class _Replacement(nn.Module):
     """What both have: alpha, which starts at `alpha`, and gamma and beta (D,), as a norm's `weight` and `bias`."""
 
     def __init__(self, width: int, alpha: float = 0.5) -> None:
@@ -41,7 +41,7 @@ class _Rival(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
 
-class DynamicTanh(_Rival):
+class DynamicTanh(_Replacement):
     """gamma tanh(alpha x) + beta."""
 
     stored_as: ClassVar[str] = "dyt"
@@ -50,7 +50,7 @@ class DynamicTanh(_Rival):
         return torch.addcmul(self.bias, self.weight, torch.tanh(self.alpha * x))
 
 
-class DynamicErf(_Rival):
+class DynamicErf(_Replacement):
     """gamma erf(alpha x + s) + beta."""
 
     stored_as: ClassVar[str] = "derf"
@@ -63,7 +63,7 @@ class DynamicErf(_Rival):
         return torch.addcmul(self.bias, self.weight, torch.erf(self.alpha * x + self.shift))
 
 
-RIVALS: dict[str, type[DynamicTanh | DynamicErf]] = {kind.stored_as: kind for kind in (DynamicTanh, DynamicErf)}
+REPLACEMENTS: dict[str, type[DynamicTanh | DynamicErf]] = {kind.stored_as: kind for kind in (DynamicTanh, DynamicErf)}
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -81,7 +81,7 @@ def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: f
     """Put a replacement in the place of every norm of `model`, the final one included.
 
     Args:
-        kind: a name of `RIVALS`.
+        kind: a name of `REPLACEMENTS`.
         alpha: where alpha starts before the MLPs and the head.
         attention_alpha: where it starts before attention.
         final_gain: where gamma of the final one starts; 1 as its authors have it, everywhere.
@@ -98,7 +98,7 @@ def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: f
     for name, norm in norms.items():
         gamma = norm.get_parameter("weight")
         before_attention = any(".self_attn." in consumer for consumer in arch.consumers(name))
-        replacement = RIVALS[kind](len(gamma), attention_alpha if before_attention else alpha)
+        replacement = REPLACEMENTS[kind](len(gamma), attention_alpha if before_attention else alpha)
         model.set_submodule(name, replacement.to(gamma))
     nn.init.constant_(model.model.norm.weight, final_gain)
 

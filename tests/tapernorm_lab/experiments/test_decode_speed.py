@@ -21,7 +21,7 @@ from tapernorm_lab.experiments.speed.decode_speed import (
 )
 from tapernorm_lab.experiments.speed.decode_speed_models import ARMS, make_arms
 from tapernorm_lab.experiments.speed.interleaved_timing import interleave
-from tapernorm_lab.models.dyt_derf import RIVALS
+from tapernorm_lab.models.dyt_derf import REPLACEMENTS
 from tapernorm_lab.report.frames import decoding as decode_rows
 
 CPU = torch.device("cpu")
@@ -105,12 +105,12 @@ def test_cells_hold_one_sample_of_every_arm_per_round(timer: Timer) -> None:
     assert made["unavailable"] == []
 
 
-def test_rivals_are_timed_in_the_same_rounds_and_read_after_the_rest(timer: Timer) -> None:
-    cells = decode_bench.bench_decode(gated(), job(), rivals=True)["cells"]
+def test_replacements_of_norms_are_timed_in_the_same_rounds_and_read_after_the_rest(timer: Timer) -> None:
+    cells = decode_bench.bench_decode(gated(), job(), replacements=True)["cells"]
     for calls in timer.order:
-        assert {len(calls) - 1 - calls[::-1].index(arm) for arm in (*ARMS, *RIVALS)} == set(range(35, 42))
+        assert {len(calls) - 1 - calls[::-1].index(arm) for arm in (*ARMS, *REPLACEMENTS)} == set(range(35, 42))
     rows = decode_rows.bench_rows(cells)
-    assert [row["arm"] for row in rows[:7]] == [*ARMS, *RIVALS]
+    assert [row["arm"] for row in rows[:7]] == [*ARMS, *REPLACEMENTS]
     for row in rows:
         assert row["ratio_baseline"] == pytest.approx(5.0 / SECONDS[row["arm"]])
     left = [cell for cell in cells if cell["arm"] != "dyt"]

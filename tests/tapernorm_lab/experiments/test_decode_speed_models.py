@@ -14,7 +14,7 @@ from tapernorm.norms import FixedScale
 from tapernorm.taper import forget_taper
 from tapernorm.util.errors import UserError
 from tapernorm_lab.experiments.speed.decode_speed_models import ARMS, NaiveRMSNorm, make_arms
-from tapernorm_lab.models.dyt_derf import RIVALS
+from tapernorm_lab.models.dyt_derf import REPLACEMENTS
 from tapernorm_lab.report.frames import decoding as decode_rows
 
 
@@ -108,13 +108,13 @@ def test_arms_have_the_dtype_asked_for_and_the_source_stays_as_it_was():
     assert model(tokens()).dtype == torch.float32
 
 
-def test_rivals_join_the_arms_where_they_are_asked_for():
+def test_replacements_of_norms_join_the_arms_where_they_are_asked_for():
     model, _ = gated(final=True, model_options={"tie_head": True})
-    arms = make_arms(model, torch.float32, rivals=True)
-    assert tuple(arms) == (*ARMS, *RIVALS) == (*decode_rows.ARMS, *decode_rows.RIVAL_ARMS)
+    arms = make_arms(model, torch.float32, replacements=True)
+    assert tuple(arms) == (*ARMS, *REPLACEMENTS) == (*decode_rows.ARMS, *decode_rows.RIVAL_ARMS)
     assert kinds(arms["dyt"]) == ["DynamicTanh"] * 5 + ["ScaledEmbedding"]
     assert kinds(arms["derf"]) == ["DynamicErf"] * 5 + ["ScaledEmbedding"]
-    for kind in RIVALS:
+    for kind in REPLACEMENTS:
         assert torch.equal(arms[kind].embed.weight, arms["baseline"].embed.weight)
         assert torch.equal(arms[kind].blocks[1].qkv.weight, arms["baseline"].blocks[1].qkv.weight)
         assert not close(arms[kind](tokens()), arms["baseline"](tokens()), 1e-2)

@@ -10,10 +10,10 @@ from builders import NORMS, array, calibrated, decoder, randomise, tokens
 from tapernorm.architectures import architecture_of
 from tapernorm.folding import fold
 from tapernorm.models.decoder import lengthen
-from tapernorm_lab.experiments.odd_inputs.odd_inputs import outcome
-from tapernorm_lab.experiments.odd_inputs.rows import odd_rows
+from tapernorm_lab.experiments.odd_inputs.rows import few_odd_rows
+from tapernorm_lab.experiments.odd_inputs.scores import outcome
 from tapernorm_lab.experiments.speed.inference_graph import inspect_inference, operations
-from tapernorm_lab.models.dyt_derf import RIVALS, replace_norms, scale_embedding
+from tapernorm_lab.models.dyt_derf import REPLACEMENTS, replace_norms, scale_embedding
 from tapernorm_lab.models.logit_temperature import temper
 
 NONE = {"norm": 0, "tanh": 0, "erf": 0, "exp": 0}
@@ -50,7 +50,7 @@ def test_what_is_left_is_counted(norm):
         assert left(model) == NONE | {"norm": 5}
 
 
-def test_rivals_keep_a_function_per_norm():
+def test_replacements_of_norms_keep_a_function_per_norm():
     assert left(rival("dyt")) == NONE | {"tanh": 5}
     assert left(rival("derf")) == NONE | {"erf": 5}
     bare, _ = calibrated(dtype=torch.float32, final=True)
@@ -76,7 +76,7 @@ def test_the_outcome_is_that_of_the_logits():
     assert whole["ce"] != pytest.approx(found["ce"], rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["plain", "folded", *RIVALS])
+@pytest.mark.parametrize("kind", ["plain", "folded", *REPLACEMENTS])
 def test_the_largest_activation_is_that_of_the_stream_before_any_place_of_a_norm(kind):
     model = {
         "plain": lambda: decoder(dtype=torch.float32),
@@ -118,7 +118,7 @@ def test_longer_rows_are_read_with_rotary_positions_that_go_on():
 
 
 def test_the_rows_are_what_they_are_called():
-    rows = odd_rows(TEXT, vocabulary=29, context=11)
+    rows = few_odd_rows(TEXT, vocabulary=29, context=11)
     assert {name: tuple(some.shape) for name, some in rows.items()} == {
         "text": (16, 12),
         "longer": (6, 45),
@@ -131,21 +131,21 @@ def test_the_rows_are_what_they_are_called():
     assert all(len(row.unique()) == 1 for row in rows["same"])
     assert len(rows["same"].unique()) > 5
     assert len(rows["random"].unique()) == 29
-    again = odd_rows(TEXT, vocabulary=29, context=11)
+    again = few_odd_rows(TEXT, vocabulary=29, context=11)
     assert all(torch.equal(again[name], some) for name, some in rows.items())
-    assert "longer" not in odd_rows(TEXT[:40], vocabulary=29, context=11)
+    assert "longer" not in few_odd_rows(TEXT[:40], vocabulary=29, context=11)
 
 
 def test_a_tapered_model_is_measured_in_its_folded_form_and_left_as_it_was():
     model, taper = calibrated(dtype=torch.float32, final=True)
     before = builders.snapshot(model.state_dict())
     found = inspect_inference(model, TEXT)
-    assert found["operations"]["norm"] == 0
+    assert found["operations_norm"] == 0
     folded, _ = fold(model)
-    assert found["outcomes"]["text"] == outcome(folded, odd_rows(TEXT, vocabulary=29, context=11)["text"])
-    assert found["outcomes"]["longer"]["ce"] == pytest.approx(
-        outcome(folded, odd_rows(TEXT, vocabulary=29, context=11)["longer"], first=11)["ce"]
-    )
+    rows = few_odd_rows(TEXT, vocabulary=29, context=11)
+    for kind, first in {"text": 0, "same": 0, "random": 0, "longer": 11}.items():
+        expected = {f"{kind}_{name}": value for name, value in outcome(folded, rows[kind], first=first).items()}
+        assert {name: found[name] for name in expected} == expected
     assert builders.snapshot(model.state_dict()) == before
     assert taper.gate.item() == 0.0
     assert architecture_of(model).final in taper.swapped

@@ -8,7 +8,7 @@ from tapernorm.util.errors import UserError
 from tapernorm_lab.data.blocks import Blocks
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.token_stream import TokenStream
-from tapernorm_lab.experiments.odd_inputs.rows import trials
+from tapernorm_lab.experiments.odd_inputs.rows import odd_inputs
 
 START, REPEAT = CONTEXT // 4, 5
 
@@ -19,7 +19,7 @@ def made(tmp_path_factory):
 
 
 def tried(made, **changes):
-    found = trials(job(**changes), Tokenizer(made / "tokenizer"), made / "tokens", {"code": made / "code"})
+    found = odd_inputs(job(**changes), Tokenizer(made / "tokenizer"), made / "tokens", {"code": made / "code"})
     return {trial.name: trial for trial in found}
 
 
@@ -96,4 +96,4 @@ def test_streams_of_another_tokenizer_rows_of_another_length_and_short_streams_a
     coder = Tokenizer(other / "tokenizer")
     coder.manifest["sha256"] = "0" * 64
     with pytest.raises(UserError, match="tokens was written with another tokenizer than the one given"):
-        trials(job(), coder, made / "tokens", {"code": made / "code"})
+        odd_inputs(job(), coder, made / "tokens", {"code": made / "code"})

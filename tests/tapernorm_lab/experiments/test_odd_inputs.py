@@ -18,7 +18,8 @@ from tapernorm.util.hashing import canonical_json, digest
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.token_stream import TokenStream
-from tapernorm_lab.experiments.odd_inputs.odd_inputs import (
+from tapernorm_lab.experiments.odd_inputs.rows import odd_inputs
+from tapernorm_lab.experiments.odd_inputs.scores import (
     beside_baseline,
     blown,
     part_scores,
@@ -26,7 +27,6 @@ from tapernorm_lab.experiments.odd_inputs.odd_inputs import (
     score_models,
     tail,
 )
-from tapernorm_lab.experiments.odd_inputs.rows import trials
 from tapernorm_lab.training.validation_loss import evaluate
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def poisoned(made):
 
 
 def tried(made):
-    return trials(job(), Tokenizer(made / "tokenizer"), made / "tokens", {"code": made / "code"})
+    return odd_inputs(job(), Tokenizer(made / "tokenizer"), made / "tokens", {"code": made / "code"})
 
 
 def found(result, model, trial, part):

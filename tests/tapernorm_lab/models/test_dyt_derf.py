@@ -20,14 +20,14 @@ from tapernorm.taper import attach
 from tapernorm.util.compiler import has_compiler
 from tapernorm.util.errors import UserError
 from tapernorm_lab.models.dyt_derf import (
-    RIVALS,
+    REPLACEMENTS,
     DynamicErf,
     ScaledEmbedding,
     replace_norms,
     scale_embedding,
 )
 
-every_kind = pytest.mark.parametrize("kind", RIVALS)
+every_kind = pytest.mark.parametrize("kind", REPLACEMENTS)
 
 
 def erf(x):
@@ -35,7 +35,7 @@ def erf(x):
 
 
 def random_rival(kind, width=7):
-    rival = RIVALS[kind](width, 0.4).double()
+    rival = REPLACEMENTS[kind](width, 0.4).double()
     with torch.no_grad():
         rival.weight.copy_(uniform(width, seed=1))
         rival.bias.copy_(normal(width, seed=2))
@@ -92,7 +92,7 @@ def test_a_rival_takes_every_norms_place_and_alpha_starts_apart_before_attention
     replace_norms(model, kind, alpha=0.3, attention_alpha=0.9)
     places = {name: model.get_submodule(name) for name in architecture_of(model).norms(model)}
     assert len(places) == 5
-    assert {type(place) for place in places.values()} == {RIVALS[kind]}
+    assert {type(place) for place in places.values()} == {REPLACEMENTS[kind]}
     assert not any(is_norm(module) for module in model.modules())
     for name, place in places.items():
         assert place.alpha.item() == pytest.approx(0.9 if name.endswith("input_layernorm") else 0.3)
@@ -185,7 +185,7 @@ def test_compiled_decoding_gives_the_logits_of_the_whole_text(kind):
 @every_kind
 def test_a_rival_is_no_norm_to_taper_or_to_fold(kind):
     model = replaced(kind)
-    with pytest.raises(UserError, match=f"cannot taper a {RIVALS[kind].__name__}"):
+    with pytest.raises(UserError, match=f"cannot taper a {REPLACEMENTS[kind].__name__}"):
         attach(model)
     with pytest.raises(UserError, match="no norm of this model is tapered"):
         fold(model)
