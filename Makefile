@@ -9,11 +9,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SCHEMA := workflow/schemas/config.schema.json
-EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,test
+EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,docs,test
 
 SMOLLM2 := build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help setup tables report study figures publish test test-slow bench smollm2 smollm2-model schema lock clean
+.PHONY: help setup tables report study figures publish test test-slow bench docs smollm2 smollm2-model schema lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -52,6 +52,9 @@ test-slow: $(READY)  ## the tests marked slow: they need SLURM, a browser or Smo
 
 bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
 	$(BIN)/python -m benchmarks --out results/bench/bench.json
+
+docs: $(READY)  ## build README.md and docs/ as a site, site/index.html, without a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # What goes, and why these, is in docs/smollm2.md. The control is the same training with every norm kept.
 SMOLLM2_RUN := --model $(SMOLLM2) --data web --valid-fraction 0.03 --steps 300 --batch 4 --context 128 \
@@ -116,5 +119,5 @@ lock:  ## pin anew, in requirements.lock, what the bounds of pyproject.toml admi
 	rm -rf build/lock
 
 clean:  ## remove .venv, builds and caches; results/, figures/ and .snakemake/ stay
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,13 +7,7 @@ import torch
 from tapernorm.architectures import select_norms
 from tapernorm.models.decoder import Decoder
 from tapernorm.models.decoder_config import DecoderConfig
-from tapernorm.norms import (
-    Gate,
-    LayerNorm,
-    RMSNorm,
-    TaperNorm,
-    taper,
-)
+from tapernorm.norms import Gate, LayerNorm, RMSNorm, TaperNorm, taper
 from tapernorm.schedule import GateSchedule
 from tapernorm.taper import Taper, attach, attach_norms
 from tapernorm.util.rng import generator
@@ -143,6 +137,40 @@ def calibrated(g=0.0, **options) -> tuple[Decoder, Taper]:
             norm.c.mul_(1.1)
     driver.set_gate(g)
     return model, driver
+
+
+def inputs_of(model, names, batch):
+    """What the modules `names` read in one forward pass, NumPy arrays by name."""
+    seen = {}
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
+        for name in names
+    ]
+    with torch.no_grad():
+        model(batch)
+    for hook in hooks:
+        hook.remove()
+    return {name: array(h) for name, h in seen.items()}
+
+
+def reference_decoder(model, ids, *, norm=None, positions=None, dtype=np.float32):
+    """Logits (T, V) that the reference makes of a decoder of ours on ids (T,).
+
+    Args:
+        norm: what applies the norm of a name; by default that of the model.
+        positions: of the tokens; by default 0 ... T-1.
+        dtype: of the rotary tables, float32 as the model's are.
+    """
+    config = model.config
+    cos, sin = reference.rotary_tables(config.context, config.head_dim, config.rope_theta)
+    cos, sin = (table.astype(dtype).astype(float) for table in (cos, sin))
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    state = {name: array(value) for name, value in model.state_dict().items()}
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+    norm = norm or (lambda name, h: reference_norm(model.get_submodule(name), h))
+    heads = {"n_head": config.n_head, "n_kv_head": config.n_kv_head}
+    return reference.decoder(ids.numpy(), state, norm, n_layer=config.n_layer, cos=cos, sin=sin, **heads)
 
 
 def snapshot(state):

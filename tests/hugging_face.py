@@ -5,7 +5,7 @@ import copy
 import builders
 import torch
 import transformers
-from torch import nn
+from tiny_models import ReferenceNorm
 
 
 def hugging_face(config, dtype=torch.float32):
@@ -42,22 +42,6 @@ def gpt2(*, dtype=torch.float64, seed=6, attention="sdpa", **overrides):
     model = transformers.GPT2LMHeadModel(config)
     builders.randomise(model, seed)
     return model.to(dtype).eval()
-
-
-class ReferenceNorm(nn.Module):
-    """A gated LayerNorm as method.md writes it, with the numbers of a tapered one."""
-
-    def __init__(self, norm, g):
-        super().__init__()
-        self.g, self.eps = g, norm.eps
-        self.gamma, self.beta = norm.weight.detach(), norm.bias.detach()
-        self.c, self.gamma_t = norm.c.detach(), norm.gamma_t.detach()
-
-    def forward(self, h):
-        deviation = h - h.sum(-1, keepdim=True) / h.shape[-1]
-        sigma = ((deviation**2).sum(-1, keepdim=True) / h.shape[-1] + self.eps) ** 0.5
-        standard = deviation / sigma * self.gamma
-        return self.g * standard + (1 - self.g) * self.c * deviation * self.gamma_t + self.beta
 
 
 def reference_gpt2(stock, gated, names, g):

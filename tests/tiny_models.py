@@ -1,4 +1,4 @@
-"""Small random models of every class of transformers that the package supports, and what judges them.
+"""Small random models of every class that the package supports, and what judges them.
 
 All sizes differ: width 12, three heads, a hidden width of 20, 29 tokens; no weight is small and no gain is 1.
 """
@@ -55,10 +55,18 @@ CASES = {  # name -> class of transformers, its config
     "stablelm": ("StableLmForCausalLM", {**_STABLE, "use_qkv_bias": True}),
     "stablelm with norms of q and k": ("StableLmForCausalLM", {**_STABLE, "qk_layernorm": True}),
 }
+SQUARE = {"vocab_size": 30, "d_model": 30, "n_head": 5, "n_kv_head": 5, "d_ff": 30}  # a transposed axis fits as well
+OURS = {
+    "decoder": {},
+    "decoder, layer norms": {"norm": "layernorm"},
+    "decoder, square": {"norm": "layernorm", **SQUARE},
+}
 
 
 def tiny(name, *, dtype=torch.float64, seed=6, **overrides):
-    """A random model of the case `name`, in evaluation mode."""
+    """A random model of the case `name`, of transformers or ours, in evaluation mode."""
+    if name in OURS:
+        return builders.decoder(dtype=dtype, seed=seed, **{**OURS[name], **overrides}).eval()
     class_name, config = CASES[name]
     kind = getattr(transformers, class_name)
     model = kind(kind.config_class(**{**config, **overrides}))

@@ -1,5 +1,7 @@
-"""Texts by their settings, a small tokenizer, and models that write a given text after a given prompt."""
+"""Texts by their settings and in files, a small tokenizer, and models that write a given text after a given prompt."""
 
+import hashlib
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,29 @@ def data_config(source: str, **settings: Any) -> DataConfig:
     rest = {"files": (), "field": None, "part": None, "max_train_documents": None}
     fraction = {"valid_fraction": None if source in OWN_SPLIT else 0.5}
     return DataConfig(**{"source": source, **rest, **fraction, **settings})
+
+
+def corpus_with(folder: Path, **splits: list[str]) -> Path:
+    """A corpus folder written by hand, its hashes real; a split that is not given is empty."""
+    folder.mkdir(parents=True)
+    entries = {}
+    for split in ("train", "valid"):
+        texts = splits.get(split, [])
+        raw = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+        (folder / f"{split}.jsonl").write_bytes(raw)
+        size = sum(len(text.encode()) for text in texts)
+        entries[split] = {"documents": len(texts), "bytes": size, "sha256": hashlib.sha256(raw).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "kind": "corpus", "splits": entries}))
+    return folder
+
+
+def parquet_with(path: Path, **columns: Any) -> Path:
+    """A Parquet file of these columns, each a list or an array of pyarrow."""
+    import pyarrow.parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
 
 
 def make_tokenizer(run: Path) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Running means behind the calibration constants c and the scale target s_tgt (method.md sections 4 and 5).
+"""Running means behind the constants c of equation (4) of `taper` and the scale target s_tgt of equation (5).
 
 The forward pass only adds sums over its batch to preallocated buffers. The EMA step, once per
 optimizer step, divides by the count, so neither gradient accumulation nor a second pass under
@@ -18,7 +18,7 @@ from .util.wide_buffers import WideBuffers
 class RunningMean(WideBuffers):
     """Bias-corrected EMA of batch means of `size` quantities, kept in float32 or wider.
 
-    ema <- (1 - m) ema + m mean(batch), from 0; `value()` is ema / (1 - (1 - m)^n) after n updates.
+    ema <- (1 - m) ema + m mean(batch), from 0;   value = ema / (1 - (1 - m)^n) after n updates
     """
 
     sums: torch.Tensor  # (size,) over the current optimizer step
@@ -79,5 +79,5 @@ def require_training(norms: Mapping[str, Any]) -> None:
 
 
 def least_squares_c(means: torch.Tensor) -> torch.Tensor:
-    """c* = E[||v||^2 / s] / E[||v||^2] from those two means, v = centred h times gamma, s its scale (section 4)."""
+    """Equation (4): c = E[||v gamma||^2 / s] / E[||v gamma||^2], from those two means."""
     return means[0] / means[1]

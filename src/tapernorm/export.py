@@ -22,24 +22,12 @@ from .architectures import logits_of
 from .checkpoints import model_card as modelcard
 from .checkpoints import store
 from .checkpoints.pretrained import load_pretrained
-from .checkpoints.self_check import (
-    CARD,
-    FILE,
-    NEW_CARD,
-    FormFailed,
-    SelfCheck,
-    typical_tokens,
-)
+from .checkpoints.self_check import CARD, FILE, NEW_CARD, FormFailed, SelfCheck, typical_tokens
 from .checkpoints.stock_form import disarmed, refuse_dtype
 from .checkpoints.tokenizer_files import TOKENIZER_FILES
 from .folding import fold, is_folded
-from .util.atomic_files import (
-    remove_partials,
-    sync_folder,
-    unwritable,
-    write_text,
-)
-from .util.errors import UserError
+from .util.atomic_files import remove_partials, sync_folder, unwritable, write_text
+from .util.errors import UserError, one_line
 
 Form = Literal["stock", "normfree"]
 FORMS: tuple[Form, ...] = ("stock", "normfree")
@@ -84,7 +72,8 @@ def save(
             _save_stock(disarmed(model).to(dtype), new)
             _require_same(new, fold(model)[0].eval(), dtype)
         else:
-            store.save(copy.deepcopy(_folded(model)).to(dtype), new)
+            folded = model if is_folded(model) else fold(model)[0]
+            store.save(copy.deepcopy(folded).to(dtype), new)
         if tokenizer is not None:
             _copy_tokenizer(tokenizer, new)
         loaded = _load(new)
@@ -96,7 +85,7 @@ def _save_stock(stock: Any, folder: Path) -> None:
     try:
         stock.save_pretrained(folder)
     except ValueError as error:  # a generation_config that contradicts itself
-        raise UserError(f"transformers does not save this model: {' '.join(str(error).split())}") from None
+        raise UserError(f"transformers does not save this model: {one_line(error)}") from None
 
 
 def load(folder: str | Path) -> nn.Module:
@@ -125,15 +114,6 @@ def check(folder: Path) -> tuple[nn.Module, float]:
 
 def _load(folder: Path) -> nn.Module:
     return store.load(folder) if store.is_ours(folder) else load_pretrained(folder)
-
-
-def _folded(model: nn.Module) -> nn.Module:
-    """The model itself where it is folded already.
-
-    Raises:
-        UserError: there is nothing to fold.
-    """
-    return model if is_folded(model) else fold(model)[0]
 
 
 @torch.no_grad()
@@ -221,11 +201,7 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _take_along(folder: Path, new: Path) -> None:
-    """Put what is not of the earlier export in `folder` into `new` as well.
-
-    Raises:
-        UserError: one of these has the name of a file of the new export.
-    """
+    """Put what is not of the earlier export in `folder` into `new` as well."""
     written = _written(folder)
     for path in (path for path in folder.iterdir() if path.name not in written):
         if path.name == CARD:

@@ -1,4 +1,4 @@
-"""Folding: at g = 0 a tapered norm is a linear map, and disappears into the next one (method.md section 6).
+"""Folding: at g = 0 a tapered norm is a linear map, and disappears into the next one: equations (6), (7) of `taper`.
 
 Row vectors: x -> x W + b, W (in, out) whatever way round a layer stores it.
 """
@@ -11,31 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .architectures import (
-    Architecture,
-    architecture_of,
-    context_of,
-    has_tied_head,
-    logits_of,
-    untie,
-    vocabulary_of,
-)
+from .architectures import Architecture, architecture_of, context_of, has_tied_head, logits_of, untie, vocabulary_of
 from .attach_checks import require_apart, require_own_weights
 from .checkpoints.save_guard import guard_saving
 from .fold_check import require_foldable
-from .linear_maps import (
-    make_plain,
-    replace,
-    weight64,
-)
-from .norms import (
-    FixedScale,
-    Form,
-    LinearForm,
-    TaperNorm,
-    kind_of,
-    norm_scale,
-)
+from .linear_maps import make_plain, replace, weight64
+from .norms import FixedScale, Form, LinearForm, TaperNorm, kind_of, norm_scale
 from .taper import forget_taper
 from .util.errors import UserError
 from .util.rng import generator
@@ -74,9 +55,8 @@ class FoldReport:
     def warnings(self) -> tuple[str, ...]:
         """Where a fold in float32 costs digits.
 
-        A folded centring subtracts nothing: the mean of h cancels in the sum h W', to within the rounding of W' and of
-        the sum. Relative to what is left, sigma, that is |mean| / sigma units of rounding. A mean that is subtracted
-        first is rounded too, a few times less.
+        A folded centring subtracts nothing: the mean of h cancels in the sum h W', to within |mean| / sigma units of
+        rounding.
         """
         if not self.fused:
             return ()
@@ -97,10 +77,15 @@ class FoldReport:
 def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
     """A copy of `model` without its tapered norms, computing the same function; `model` stays as it is.
 
-    fused: W' = c diag(gamma_t) W for an RMSNorm, W' = c (I - 11^T/d) diag(gamma_t) W and b' = b + beta W for a
-    LayerNorm, in float64 and cast once; no module is left of the norm. Otherwise the map stays as an explicit
-    `FixedScale`. A tied head is untied before the final norm goes into it: the embedding stays as it is. FakeLN's
-    norms fold alike, with 1 / sigma_bar for c and gamma for gamma_t.
+        W' = c diag(gamma_t) W                              (6), RMSNorm
+        W' = c (I - 11^T/d) diag(gamma_t) W                 (6), LayerNorm
+        b' = b + beta W                                     (7), LayerNorm
+
+    In float64, and cast once. A tied head is untied before the final norm goes into it: the embedding stays as it is.
+    FakeLN's norms fold alike, with 1 / sigma_bar for c and gamma for gamma_t.
+
+    Args:
+        fused: into the linear maps, which leaves no module of the norm; False: the map stays, as a `FixedScale`.
 
     Raises:
         UserError: nothing tapered, folded already, gate not 0, not calibrated, or a norm that cannot be folded
@@ -178,9 +163,9 @@ def _form(norm: nn.Module, consumer: nn.Module) -> LinearForm:
 
 
 def _fold_into(layer: nn.Module, form: LinearForm) -> None:
-    """Replace layer(norm(h)) by layer(h); float64 inside, cast once. What shared the old weight keeps it."""
+    """Equations (6) and (7): layer(norm(h)) becomes layer(h). What shared the old weight keeps it."""
     weight = weight64(layer)  # (in, out)
-    scaled = form.coefficient[:, None] * weight
+    scaled = form.coefficient[:, None] * weight  # c diag(gamma_t) W
     if form.output_scale is not None:
         scaled = scaled * form.output_scale
     if form.centre:
@@ -189,11 +174,7 @@ def _fold_into(layer: nn.Module, form: LinearForm) -> None:
 
 
 def _fixed_scale(name: str, norm: nn.Module, layers: list[nn.Module]) -> FixedScale:
-    """The norm as one elementwise map.
-
-    Raises:
-        UserError: outputs of a map behind it are scaled apart, which no map before it can do.
-    """
+    """The norm as one elementwise map."""
     form = _form(norm, layers[0])
     if form.output_scale is not None:
         raise UserError(

@@ -1,15 +1,13 @@
 """Beyond the paper: a loss that levels token scales at every tapered norm, so that one constant can stand for them.
 
-Trained models hold massive activations at the first position and at delimiters: tokens whose scale is many times that
-of the others, which a norm divides away and c cannot. While the norms still work, the cross-entropy hardly sees such
-scales, so that this loss takes them down early, before the gate falls:
+Trained models hold massive activations: tokens whose scale is many times that of the others, which a norm divides away
+and c cannot. This loss takes them down while the norms still work, before the gate falls:
 
     level weight * sum over tapered norms of E_{b,t} (log s - log level)^2
 
 The level is the geometric mean of s over the forward pass, without a gradient, until c is calibrated, and 1 / c from
-then on: up to there the size of a micro-batch defines the numbers, as that of a batch does. c itself is 1 / level, from
-running means of log s over whole batches. Least squares weighs a token by its energy, so that one token of 175
-times the scale in a row of 256 decides c; it moves the mean of log s by 2 %. N norms, B rows, T tokens.
+then on. c itself is 1 / level, from running means of log s: by least squares, one token of 175 times the scale in a row
+of 256 would decide c; it moves the mean of log s by 2 %. N norms, B rows, T tokens.
 """
 
 from collections.abc import Sequence
@@ -58,11 +56,7 @@ class Levels(nn.Module):
         return [(log, norm.counted(log)) for norm, log in zip(self.norms, logs, strict=True)]
 
     def constants(self) -> Tensor:
-        """c = 1 / level of each norm, (N,).
-
-        Raises:
-            UserError: nothing was observed, or it was not finite.
-        """
+        """c = 1 / level of each norm, (N,)."""
         c = (-self.running.value()).exp()
         if not bool(c.isfinite().all()):
             raise UserError(

@@ -1,10 +1,9 @@
-"""RMSNorm and LayerNorm, and their tapered forms (method.md sections 1 and 2).
+"""RMSNorm and LayerNorm, and their tapered forms: equations (1) and (2) of `taper`.
 
 Shapes: h (..., D), gamma, gamma_t, beta (D,), gate value and c scalars.
 
-The plain norms are PyTorch's own, and those of transformers that `KINDS` names. A tapered norm *is* the plain norm
-with a few members more: `taper` changes the class of an existing module in place, so its parameters, their names in
-the state dict, its hooks and its own forward stay what they were; `untaper` changes it back.
+`taper` changes the class of a plain norm in place, so that its parameters, their names in the state dict, its hooks and
+its own forward stay what they were; `untaper` changes it back.
 """
 
 from dataclasses import dataclass
@@ -13,38 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import LayerNorm, RMSNorm
+from torch.nn import LayerNorm as LayerNorm
+from torch.nn import RMSNorm as RMSNorm
 
 from .calibrate import RunningMean, least_squares_c
-from .token_mask import (
-    TokenMask,
-    in_backward,
-    number_of,
-    sum_over,
-)
+from .token_mask import TokenMask, in_backward, number_of, sum_over
 from .util.errors import UserError
 from .util.wide_buffers import WideBuffers
-
-__all__ = [
-    "KINDS",
-    "FixedScale",
-    "Form",
-    "Gate",
-    "Kind",
-    "LayerNorm",
-    "LinearForm",
-    "RMSNorm",
-    "TaperLayerNorm",
-    "TaperNorm",
-    "TaperRMSNorm",
-    "gain_of",
-    "is_norm",
-    "kind_of",
-    "norm_scale",
-    "require_taperable",
-    "taper",
-    "untaper",
-]
 
 
 @dataclass(frozen=True)
@@ -87,11 +61,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def kind_of(norm: nn.Module) -> Kind:
-    """The kind of a norm, plain or tapered.
-
-    Raises:
-        UserError: its class derives from none of the table.
-    """
+    """The kind of a norm, plain or tapered."""
     kind = _kind(type(norm))
     if kind is None:
         raise UserError(f"a {type(norm).__name__} is no norm of a known kind; known norms: {_known_norms()}")
@@ -166,9 +136,9 @@ def norm_scale(norm: nn.Module, h: Tensor) -> Tensor:
 
 
 class TaperNorm(WideBuffers):
-    """The tapered form of any norm; mixed in before the norm's own class, whose forward runs at g = 1.
+    """Equation (2) for any norm: g Norm(h) + (1 - g) (c v gamma_t (+ beta)), v = h or h - mean(h).
 
-    g * Norm(h) + (1 - g) * (c * (h or h - mean(h)) * gamma_t (+ beta))
+    Mixed in before the norm's own class, whose forward runs at g = 1.
     """
 
     weight: nn.Parameter  # gamma, or gamma - 1 where the class says so
@@ -176,11 +146,6 @@ class TaperNorm(WideBuffers):
     c: Tensor  # () scale of the linear branch; NaN until calibrated
     gate: Gate
     statistics: RunningMean  # means of ||v||^2 / s and ||v||^2, v = centred h * gamma
-
-    @property
-    def gain_offset(self) -> int:
-        """gamma less the weight."""
-        return kind_of(self).gain_offset
 
     def coefficient(self) -> Tensor:
         """c * gamma_t, (D,): the diagonal of the linear map."""
@@ -193,7 +158,7 @@ class TaperNorm(WideBuffers):
         return LinearForm(coefficient, kind_of(self).centres, None if beta is None else beta.detach().double())
 
     def linear(self, h: Tensor) -> Tensor:
-        """The g = 0 map of h (..., D): c * (h or h - mean(h)) * gamma_t (+ beta)."""
+        """The g = 0 map of h (..., D): c v gamma_t (+ beta)."""
         scaled = centred(self, h) * self.coefficient().to(h.dtype)
         beta: Any = getattr(self, "bias", None)
         return scaled if beta is None else scaled + beta.to(h.dtype)
@@ -208,6 +173,7 @@ class TaperNorm(WideBuffers):
                 self._collect(h.detach())
             return standard
         wide = torch.promote_types(h.dtype, torch.float32)  # a bf16 gate would round to 1 well before it is
+        # (1 - g) linear + g standard
         return torch.lerp(self.linear(h).to(wide), standard.to(wide), gate.value.to(wide)).to(standard.dtype)
 
     def counted(self, h: Tensor) -> Tensor | None:
@@ -222,17 +188,13 @@ class TaperNorm(WideBuffers):
         self._add(h.to(self.statistics.sums.dtype), counted)
 
     def _add(self, h: Tensor, counted: Tensor | None) -> None:
-        """Add the tokens of h (..., D) that count to the statistics."""
+        """Add the tokens of h (..., D) that count to the statistics: the two means of equation (4)."""
         energy = (centred(self, h) * gain_of(self)).square().sum(-1, keepdim=True)  # (..., 1) of ||v||^2
         sums = torch.stack([sum_over(energy / norm_scale(self, h), counted), sum_over(energy, counted)])
         self.statistics.add(sums, number_of(energy, counted))
 
     def best_c(self) -> Tensor:
-        """c*, a scalar, from the statistics (section 4).
-
-        Raises:
-            UserError: none were collected, or they are not finite.
-        """
+        """c of equation (4), a scalar, from the statistics."""
         c = least_squares_c(self.statistics.value())
         if not torch.isfinite(c):
             raise UserError(
@@ -322,11 +284,7 @@ def require_taperable(norm: nn.Module) -> None:
 
 
 def taper(norm: nn.Module, gate: Gate, *, ema_rate: float) -> TaperNorm:
-    """Turn `norm` into its tapered form in place, governed by `gate`, and return it.
-
-    Raises:
-        UserError: there is none (`require_taperable`).
-    """
+    """Turn `norm` into its tapered form in place, governed by `gate`, and return it."""
     require_taperable(norm)
     gamma = norm.get_parameter("weight")
     gain = gain_of(norm).detach()

@@ -1,4 +1,4 @@
-"""The pre-logit scale, its target and the fixed-target loss that anchors it (method.md section 5).
+"""The pre-logit scale, its target and the fixed-target loss that anchors it: equation (5) of `taper`.
 
 `counted` is whether each token counts, (B, T, 1) bool; None: all of them do.
 """
@@ -94,7 +94,7 @@ class ScaleTarget(WideBuffers):
 
 
 def fixed_target_loss(scale: Tensor, target: Tensor, counted: Tensor | None = None) -> Tensor:
-    """E_{b,t} (s - s_tgt)^2 of scales (B, T, 1); the anchor of section 5 before its weight lambda."""
+    """E_{b,t} (s - s_tgt)^2 of scales (B, T, 1): the anchor of equation (5) before its weight lambda."""
     return mean_over((scale - target).square(), counted)
 
 

@@ -1,4 +1,4 @@
-"""Gate and learning rate as pure functions of the optimizer step (method.md section 3)."""
+"""Gate and learning rate as pure functions of the optimizer step: equation (3) of `taper`."""
 
 import math
 import operator
@@ -59,7 +59,7 @@ def gate_at(step: int, schedule: GateSchedule) -> float:
 
 
 def lr_at(step: int, *, steps: int, peak: float, warmup: int, floor: float = 0.0) -> float:
-    """Linear warm-up peak (k+1)/W for k < W, then half a cosine that reaches `floor` at k = N (sections 3 and 10)."""
+    """Linear warm-up peak (k+1)/W for k < W, then half a cosine that reaches `floor` at k = N."""
     if step < warmup:
         return peak * (step + 1) / warmup
     return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (steps - warmup)))

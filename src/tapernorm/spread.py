@@ -1,8 +1,7 @@
 """How the per-token scale of each norm is distributed over text: whether one constant c can stand for it.
 
-A tapered norm multiplies every token by the same c, near one over the typical scale s; a token whose scale is k times
-the typical one then comes out k times as large as its norm would make it. Trained models have such tokens, at the first
-position and at delimiters. N norms, R rows, T tokens of a row, D width.
+A token whose scale is k times the typical one comes out of a tapered norm k times as large as its norm would make it.
+Trained models have such tokens, at the first position and at delimiters. N norms, R rows, T tokens of a row, D width.
 """
 
 import math
@@ -84,8 +83,8 @@ def measure(
 ) -> dict[str, ScaleSpread]:
     """The spread of every norm's scale over rows of ids (R, T), norm by norm in the order they run.
 
-    A norm may be plain, tapered at any gate or folded away: measured is the residual stream where it stands or stood,
-    before it. Every scale is kept, in float32: 4 N R T bytes. The model runs in eval mode and nothing of it changes.
+    A norm may be plain, tapered at any gate or folded away: measured is the residual stream before its place. Every
+    scale is kept, in float32: 4 N R T bytes. Nothing of the model changes.
 
     Args:
         batch: rows per forward pass.

@@ -1,4 +1,17 @@
-"""Attach the gate to a model and drive it through a taper (method.md sections 2-5).
+"""Attach the gate to a model and drive it through a taper: the method of arXiv 2602.10408.
+
+v = h in an RMSNorm, h - mean(h) in a LayerNorm; s = sqrt(mean(v^2) + eps).
+
+    (1)  Norm(h) = v / s gamma (+ beta)
+    (2)  Taper(h; g) = g Norm(h) + (1 - g) (c v gamma_t (+ beta))
+    (3)  g(k) = 1 before k_start, a half cosine to k_end, then 0
+    (4)  c = E[||v gamma||^2 / s] / E[||v gamma||^2], gamma_t = gamma, at k_start
+    (5)  loss = cross-entropy + lambda E[(s - s_tgt)^2], of the final norm's s
+    (6)  W' = c diag(gamma_t) W, centred over its inputs for a LayerNorm
+    (7)  b' = b + beta W
+
+The numbers are this package's own. (1), (2) stand in norms.py, (3) in schedule.py, (4) in calibrate.py, (5) in
+scale_loss.py, (6) and (7) in folding.py.
 
 taper = attach(model, schedule=GateSchedule(start=50, end=1000), anchor_weight=0.1)
 for k, batch in enumerate(batches):
@@ -41,8 +54,8 @@ def attach(
     """Turn the norms of `model` into tapered ones, in place, with one shared gate at g = 1.
 
     At g = 1 the model is bitwise the one it was. Build the optimizer afterwards, because each norm gains a trainable
-    `gamma_t`; wrap the model afterwards too (DistributedDataParallel, PEFT, torch.compile). Until `Taper.detach`,
-    `save_pretrained` of a model of transformers writes weights to go on from, and no checkpoint that loads elsewhere.
+    `gamma_t`; wrap the model afterwards too. Until `Taper.detach`, `save_pretrained` writes weights to go on from, and
+    no checkpoint that loads elsewhere.
 
     Args:
         final: taper the final norm too (All-Taper).
@@ -54,9 +67,8 @@ def attach(
             (`levels`); 0: no such loss, and c by least squares.
 
     Raises:
-        UserError: unknown architecture, a pattern without a match, no norm left to taper, a number out of range, a
-            model that is wrapped or attached already, or norms and maps that cannot be tapered and folded
-            (`attachable`). After any error the model is what it was.
+        UserError: an argument out of range, or a model that is unknown, wrapped, attached already or cannot be tapered
+            and folded. After any error the model is what it was.
     """
     names = select_norms(model, final=final, sites=sites)
     if not names:
@@ -210,7 +222,7 @@ class Taper:
         self._gate.set(value, Form.MIX if tapering and value > 0 else None)
 
     def calibrate(self) -> None:
-        """Freeze c <- c*, gamma_t <- gamma and s_tgt from what was observed at g = 1.
+        """Equation (4), and the target of (5): freeze c, gamma_t = gamma and s_tgt from what was observed at g = 1.
 
         Raises:
             UserError: nothing was observed, or it was not finite.
@@ -233,9 +245,8 @@ class Taper:
     def observe(self, mask: Tensor | Sequence[Tensor] | None = None) -> Iterator[None]:
         """Collect statistics in training passes at g = 1 inside; one EMA update at the end.
 
-        Padding is left out of statistics and scale losses: a position counts where the `attention_mask` of its pass is
-        not 0, whatever its label. Where several processes of torch.distributed train the model, the update is over the
-        batches of all of them. An error inside drops what was collected. Past the calibration nothing is collected.
+        A position counts where the `attention_mask` of its pass is not 0. Under torch.distributed, the update is over
+        the batches of all processes. An error inside drops what was collected. Past the calibration nothing is.
 
         Args:
             mask: in the place of `attention_mask`, for a model that takes none: (B, T) integers or bools, 0 for
@@ -260,10 +271,9 @@ class Taper:
                 mean.forget()
 
     def anchor_loss(self) -> Tensor:
-        """lambda E[(s - s_tgt)^2] over the last forward pass, a scalar; 0 before the taper starts or at lambda = 0.
+        """lambda E[(s - s_tgt)^2] of the last forward pass (5), a scalar; 0 before the taper starts or at lambda = 0.
 
-        With a level weight, the level loss is added, from the first step on. Pure: it changes nothing, and as often
-        as it is called after a pass, its value is the same.
+        With a level weight, the level loss is added, from the first step on. Pure: it changes nothing.
         """
         self._require_attached()
         scale = self._probe.scale(self._final_norm)

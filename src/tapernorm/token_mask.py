@@ -39,11 +39,7 @@ class TokenMask:
 
     @contextmanager
     def given(self, masks: Tensor | Sequence[Tensor] | None) -> Iterator[None]:
-        """Inside, training passes take these masks, (B, T) each, one after another; None: those of their calls.
-
-        Raises:
-            UserError: these are no masks, or not as many as there are passes.
-        """
+        """Inside, training passes take these masks, (B, T) each, one after another; None: those of their calls."""
         if not isinstance(masks, Tensor | Sequence | None):
             raise UserError(f"mask must be a (B, T) tensor or a list of them, got a {type(masks).__name__}")
         self._given = None if masks is None else [masks] if isinstance(masks, Tensor) else list(masks)
@@ -55,11 +51,7 @@ class TokenMask:
             self._given = None
 
     def counted(self, h: Tensor) -> Tensor | None:
-        """Whether each token of the pass counts, (..., 1) for h (B, T, D) or (B T, D); None: all of them do.
-
-        Raises:
-            UserError: the mask is no (B, T) mask of integers or bools for these tokens.
-        """
+        """Whether each token of the pass counts, (..., 1) for h (B, T, D) or (B T, D); None: all of them do."""
         mask = self.mask
         if mask is None:
             return None

@@ -1,81 +1,14 @@
-"""Every code block of the pages for users of the library runs, in its order; shorter than the pages say."""
+"""README, docs and CONTRIBUTING name what there is, in sentences that end."""
 
 import pkgutil
 import re
-import sys
-from typing import Any
 
 import pytest
-import torch
-from doc_blocks import SHORTER, blocks, play
-from own_models import write_model, write_stories
 from places import ROOT
-from transformers import AutoModelForCausalLM
+from prose import sentences, words
 
-from tapernorm import fold
-
-SHARED = ROOT.parent / "shared"
-SHORTER |= {"start=30, end=210": "start=3, end=9"}
-EXAMPLE = {"--steps 300": "--steps 80 --batch 8 --context 64 --threads 1"}
-OWN_MODELS, LOOPS = (ROOT / "docs" / name for name in ("own-models.md", "training-loops.md"))
-
-
-@pytest.fixture
-def desk(tmp_path, monkeypatch):
-    """A working folder with what the pages take for granted."""
-    write_model(tmp_path / "my-model", "llama")
-    write_stories(tmp_path / "stories.txt", 120)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_own_models(desk, capsys):
-    known: dict[str, Any] = {}
-    played = [block for block in blocks(OWN_MODELS) if "stories260k" not in block[1]]
-    for language, code in played:
-        play(language, code, known)
-    assert len(played) == 5
-    assert (desk / "work/figures/figure_spread_mine.png").is_file()
-    assert type(known["stock"]) is type(known["normfree"])
-    ids = torch.arange(12)[None]
-    with torch.no_grad():
-        stock, normfree = known["stock"](ids).logits, known["normfree"](ids).logits
-    assert (stock - normfree).abs().max() < 0.05 * stock.abs().max()  # bfloat16
-    assert "self-check passed" in capsys.readouterr().out
-
-
-def test_training_loops(desk):
-    ids = torch.randint(250, (48, 12), generator=torch.Generator().manual_seed(0))
-    loop, folded, trainer = blocks(LOOPS)
-    known = {"batches": list(ids.split(4)), "model": AutoModelForCausalLM.from_pretrained("my-model")}
-    play(*loop, known)
-    assert known["taper"].gate.item() == 0
-    play(*folded, known)
-    assert (desk / "work/stock/config.json").is_file()
-    known["model"] = AutoModelForCausalLM.from_pretrained("my-model")
-    known["rows"] = [{"input_ids": row, "labels": row} for row in ids]
-    play(*trainer, known)
-    assert known["taper"].gate.item() == 0
-    fold(known["model"])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (SHARED / "models/stories260K").is_dir(), reason="stories260K is not there: ../shared")
-def test_the_worked_example(tmp_path, monkeypatch, capsys):
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/stories260K").symlink_to(SHARED / "models/stories260K")
-    for split in ("train", "valid"):
-        text = (SHARED / f"data/tinystories/{split}.txt").read_text(encoding="utf-8")
-        (tmp_path / f"{split}.txt").write_text(text[:400_000], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [])
-    (example,) = [block for block in blocks(OWN_MODELS) if "stories260k" in block[1]]
-    play(*example, {}, EXAMPLE)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("valid")]
-    before, after = (float(value) for value in re.findall(r"([\d.]+) nats/token", line))
-    assert 1.2 < before < 1.6  # near 1.3 with all of its context
-    assert after < 3.0  # of a model without norms, after so short a taper
-
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONGEST = 25  # words of a sentence
 
 CHANGES = ("A new architecture", "A new variant", "A new table", "A new corpus")
 
@@ -101,7 +34,7 @@ def test_the_map_of_the_house_names_every_room():
     assert named == rooms | {"src/tapernorm"}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
 def test_pages_name_modules_and_files_that_exist_in_lines_of_120_columns(page):
     text = page.read_text(encoding="utf-8")
     paths = set(re.findall(r"`((?:src|tests|workflow|profiles|config|docs|benchmarks)/[^`\s*{}<>]+)`", text))
@@ -113,10 +46,34 @@ def test_pages_name_modules_and_files_that_exist_in_lines_of_120_columns(page):
     assert not [line for line in prose if len(line) > 120]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", LOOPS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/training-loops.md"], ids=lambda page: page.name)
 def test_loops_for_loaded_models_put_them_into_training_mode(page):
     """from_pretrained hands a model over in eval mode, in which nothing is observed."""
     text = page.read_text(encoding="utf-8")
     observed = text.index("with taper.observe()")
     start = text.rindex("attach(model", 0, observed)
     assert "model.train()" in text[start:observed]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_sentence_is_longer_than_25_words(page):
+    found = sentences(page.read_text(encoding="utf-8"))
+    assert [sentence for sentence in found if words(sentence) > LONGEST] == []
+
+
+def test_sentences_are_found_and_counted():
+    page = f"# A heading {'word ' * 30}\n\n{'one ' * 26}end.\nTwo `a b` words:\n\n"
+    page += f"- item, e.g. this. Another\n\n```sh\n{'x ' * 40}\n```\n"
+    found = sentences(page)
+    assert [words(sentence) for sentence in found] == [27, 3, 3, 1]
+    assert sentences(f"| {'cell ' * 30} |\n\n<!-- {'word ' * 30} -->\n") == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_between_pages_lead_somewhere(page):
+    for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(#([^)]+))?\)", page.read_text(encoding="utf-8")):
+        found = page.parent / target if target else page
+        assert found.is_file(), target
+        headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), flags=re.MULTILINE) if anchor else []
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, f"{target}#{anchor}"

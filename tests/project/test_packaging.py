@@ -23,7 +23,7 @@ import tapernorm
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 HEAVY = ("torch", "numpy", "pandas", "matplotlib", "snakemake", "datasets", "sentencepiece", "transformers")
-FIRST_PARTY = {"tapernorm", "tapernorm_lab", "benchmarks"}
+FIRST_PARTY = {"tapernorm", "tapernorm_lab", "benchmarks", "generate"}  # docs/generate.py
 
 
 def lock_lines() -> list[str]:

@@ -201,15 +201,6 @@ def test_a_norm_at_two_places_is_refused_by_both_names(share):
         attach(model)
 
 
-@pytest.mark.parametrize(("place", "source"), [(1, 0), (2, 1), (2, 0)])
-def test_of_three_blocks_two_are_one_and_no_block_is_passed_over(place, source):
-    model = gpt2(n_layer=3)
-    model.transformer.h[place] = model.transformer.h[source]
-    refused(model, f"transformer.h.{source}.ln_1 and transformer.h.{place}.ln_1")
-    model.transformer.h[place] = copy.deepcopy(model.transformer.h[source])
-    assert len(attach(model).swapped) == 6
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_block_that_is_shared_since_is_refused_by_the_fold(fused):
     model, _ = builders.calibrated(0.0)
@@ -329,19 +320,6 @@ def test_a_map_that_only_the_unfused_fold_takes_is_told_at_once(spoil):
 
 
 # All or nothing
-
-
-@pytest.mark.parametrize("rate", [0.0, NAN])
-def test_a_single_norm_is_changed_whole_or_not_at_all(rate):
-    norm = builders.plain_norm("layernorm", 12)
-    with pytest.raises(ValueError, match="EMA rate"):
-        norms.taper(norm, norms.Gate(), ema_rate=rate)
-    assert type(norm) is nn.LayerNorm
-    model = gpt2()
-    before = structure(model)
-    with pytest.raises(ValueError, match="EMA rate"):
-        fakenorms.make_fake(model, "transformer.h.0.ln_1", ema_rate=rate)
-    assert structure(model) == before
 
 
 def at_call(number, stock):

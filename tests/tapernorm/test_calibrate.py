@@ -11,7 +11,7 @@ from builders import KINDS, array, close, normal, observe, plain_norm, snapshot,
 from scipy.optimize import minimize_scalar
 from torch.utils.checkpoint import checkpoint
 
-from tapernorm.calibrate import RunningMean, least_squares_c
+from tapernorm.calibrate import RunningMean
 from tapernorm.norms import Gate, taper
 from tapernorm.util.errors import UserError
 from tapernorm_lab.training.validation_loss import evaluate
@@ -28,26 +28,11 @@ def running(rate=0.1, size=2, dtype=torch.float64):
     return RunningMean(size, rate, dtype=dtype, device=torch.device("cpu"))
 
 
-def hidden_states(model, batch):
-    """Input of every norm in SITES, as NumPy arrays (B, T, D)."""
-    seen = {}
-
-    def keep(name):
-        return lambda _, args: seen.update({name: args[0]})
-
-    hooks = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in SITES]
-    with torch.no_grad():
-        model(batch)
-    for hook in hooks:
-        hook.remove()
-    return {name: array(h) for name, h in seen.items()}
-
-
 def expected_means(model, batch):
     layer_norm = model.config.norm == "layernorm"
     return {
         name: reference.calibration_means(h, array(model.get_submodule(name).weight), 1e-5, layer_norm=layer_norm)
-        for name, h in hidden_states(model, batch).items()
+        for name, h in builders.inputs_of(model, SITES, batch).items()
     }
 
 
@@ -85,10 +70,6 @@ def test_one_hot_position_weighs_as_one_token_and_lands_on_no_channel(kind):
     assert norm.statistics.ema.shape == (2,)
 
 
-def test_least_squares_c_is_the_ratio_of_numerator_to_denominator():
-    assert least_squares_c(torch.tensor([3.0, 4.0])).item() == 0.75
-
-
 # Running means
 
 
@@ -123,10 +104,6 @@ def test_an_update_without_additions_changes_nothing():
     before = snapshot(dict(mean.named_buffers()))
     mean.update()
     assert snapshot(dict(mean.named_buffers())) == before
-
-
-def test_before_the_first_update_the_value_is_not_a_number():
-    assert running().value().isnan().all()
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])

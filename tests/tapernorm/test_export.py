@@ -26,7 +26,7 @@ from tapernorm.checkpoints.model_card import Story
 from tapernorm.checkpoints.pretrained import load_pretrained
 from tapernorm.checkpoints.self_check import FILE, SelfCheck, typical_tokens
 from tapernorm.folding import fold
-from tapernorm.norms import TaperNorm
+from tapernorm.norms import TaperNorm, kind_of
 from tapernorm.util.errors import UserError
 from tapernorm_lab.models.fakeln_norms import restore_fake
 from tapernorm_lab.own_model.export_run import export_run
@@ -116,23 +116,19 @@ def test_float16_overflows_and_is_refused_with_the_remedy(tmp_path):
     assert {parameter.dtype for parameter in tapernorm.load(tmp_path / "out").parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_a_norm_inside_attention_rules_the_stock_form_out(name, tmp_path):
-    with refused(KEPT[name], "normfree"):
-        export.save(narrow(name), tmp_path / "out", form="stock")
+@pytest.mark.parametrize(
+    ("name", "options", "word"),
+    [
+        *((name, ALL, inside) for name, inside in KEPT.items()),
+        ("gpt2", {}, "ln_f"),
+        ("llama", {}, "model.norm"),
+        *((name, ALL, "no eps") for name in NO_EPS),
+    ],
+)
+def test_a_norm_that_stays_or_an_eps_that_is_no_setting_rules_the_stock_form_out(name, options, word, tmp_path):
+    with refused(word, "normfree"):
+        export.save(narrow(name, options=options), tmp_path / "out", form="stock")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_kept_final_norm_rules_the_stock_form_out(name, tmp_path):
-    with refused("ln_f|model.norm", "normfree"):
-        export.save(narrow(name, options={}), tmp_path / "out", form="stock")
-
-
-@pytest.mark.parametrize("name", NO_EPS)
-def test_a_class_whose_eps_is_fixed_in_its_code_has_no_stock_form(name, tmp_path):
-    with refused("no eps", "normfree"):
-        export.save(narrow(name), tmp_path / "out", form="stock")
 
 
 def test_a_stock_form_needs_a_closed_gate_and_a_taper(tmp_path):
@@ -157,7 +153,7 @@ def test_a_wrong_constant_is_caught_before_anything_is_written(field, wrong, tmp
 
 def test_a_gain_convention_of_another_class_is_caught(tmp_path, monkeypatch):
     """Gemma's weight is the gain less one: here it would be the gain less a whole root."""
-    monkeypatch.setattr(TaperNorm, "gain_offset", 2.0**40)
+    monkeypatch.setattr(stock, "kind_of", lambda norm: replace(kind_of(norm), gain_offset=2.0**40))
     with refused("not the folded model in torch.float32"):
         export.save(narrow("gemma"), tmp_path / "out", form="stock")
 
@@ -411,23 +407,14 @@ def test_an_export_is_removed_with_its_folder_where_nothing_else_is_in_it(tmp_pa
     export.remove(tmp_path / "out")
 
 
-def test_a_full_disk_leaves_the_earlier_export(tmp_path, monkeypatch):
-    folder = tmp_path / "out"
-    export.save(narrow("gpt2"), folder)
-
+def full_disk(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SelfCheck, "write", full)
-    with refused("disk is full"):
-        export.save(narrow("llama"), folder)
-    assert type(tapernorm.load(folder)).__name__ == "GPT2LMHeadModel"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_that_cannot_take_its_place_leaves_the_earlier_export(tmp_path, monkeypatch):
-    folder = tmp_path / "out"
-    export.save(narrow("gpt2"), folder)
+def no_rename(monkeypatch):
     stock_replace = os.replace
 
     def refuse(source, target):
@@ -436,9 +423,15 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_earlier_export(tmp_path,
         stock_replace(source, target)
 
     monkeypatch.setattr(os, "replace", refuse)
-    with refused("permission denied"):
-        export.save(narrow("llama"), folder)
-    assert type(tapernorm.load(folder)).__name__ == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(("fail", "word"), [(full_disk, "disk is full"), (no_rename, "permission denied")])
+def test_an_export_that_cannot_be_written_leaves_the_earlier_one(fail, word, tmp_path, monkeypatch):
+    export.save(narrow("gpt2"), tmp_path / "out")
+    fail(monkeypatch)
+    with refused(word):
+        export.save(narrow("llama"), tmp_path / "out")
+    assert type(tapernorm.load(tmp_path / "out")).__name__ == "GPT2LMHeadModel"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -485,23 +478,6 @@ def test_the_card_tells_what_it_is_and_where_it_comes_from(form, tmp_path):
     assert "| held-out | after | 0.8750 | not finite |" in body
     assert ("eps lives in config.json" in body) == (form == "stock")
     assert ("from_pretrained" in body, "tapernorm.load" in body) == (form == "stock", form == "normfree")
-
-
-def test_a_card_names_no_base_of_the_hub_and_no_licence_where_none_is_known(tmp_path):
-    export.save(
-        narrow("llama"), tmp_path / "out", story=replace(STORY, base="my-model", base_commit=None, licence=None)
-    )
-    card = (tmp_path / "out/README.md").read_text()
-    assert "base_model:" not in card
-    assert "license:" not in card
-    assert "- base: my-model\n- licence of the base: not stated" in card
-
-
-def test_the_card_of_an_internal_taper_names_the_norm_that_is_left(tmp_path):
-    export.save(narrow("gpt2", options={}), tmp_path / "out")
-    card = (tmp_path / "out/README.md").read_text()
-    assert "kept (1): `transformer.ln_f`" in card
-    assert "Nothing is recorded here" in card
 
 
 def test_a_model_whose_logits_are_not_finite_is_not_exported(tmp_path):

@@ -4,7 +4,6 @@ import copy
 import json
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import builders
 import numpy as np
@@ -23,21 +22,12 @@ from tapernorm import folding
 from tapernorm.architectures import ARCHITECTURES, architecture_of
 from tapernorm.folding import fold
 from tapernorm.models.decoder import Decoder
-from tapernorm.norms import (
-    FixedScale,
-    Gate,
-    LayerNorm,
-    LinearForm,
-    RMSNorm,
-    TaperNorm,
-)
+from tapernorm.norms import FixedScale, Gate, LayerNorm, LinearForm, RMSNorm, TaperNorm
 from tapernorm.scale_loss import ScaleProbe
 from tapernorm.taper import attach, taper_of
 from tapernorm.util.errors import UserError
 from tapernorm.util.rng import generator
 
-SQUARE = {"vocab_size": 30, "d_model": 30, "n_head": 5, "n_kv_head": 5, "d_ff": 30}  # a transposed axis fits as well
-SHAPES = {"grouped queries": {}, "one key head each": {"n_kv_head": 3}, "square": SQUARE}
 TAPERS = {
     "internal": {},
     "all": {"final": True},
@@ -75,13 +65,11 @@ def consumers_of(model):
 # The same function
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("tie_head", [False, True])
 @every_norm
 @every_taper
 @every_form
-def test_the_folded_decoder_is_the_gated_one_at_gate_zero(shape, tie_head, norm, options, fused):
-    model, _ = gated(options, norm=norm, tie_head=tie_head, **shape)
+def test_the_folded_decoder_is_the_gated_one_at_gate_zero(norm, options, fused):
+    model, _ = gated(options, norm=norm)
     expected = model(tokens())
     folded, report = fold(model, fused=fused)
     assert close(folded(tokens()), expected)
@@ -107,75 +95,7 @@ def test_an_architecture_outside_the_table_is_refused():
         fold(Mixed())
 
 
-@st.composite
-def shapes(draw):
-    n_kv_head, group, head_dim = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([2, 4, 6]))
-    return {
-        "n_kv_head": n_kv_head,
-        "n_head": n_kv_head * group,
-        "d_model": max(n_kv_head * group * head_dim, 4) if n_kv_head * group > 1 else 4,
-        "d_ff": draw(st.integers(1, 17)),
-        "n_layer": draw(st.integers(1, 3)),
-        "norm": draw(st.sampled_from(NORMS)),
-        "tie_head": draw(st.booleans()),
-    }
-
-
-@given(
-    shape=shapes(),
-    final=st.booleans(),
-    fused=st.booleans(),
-    seed=st.integers(0, 2**20),
-    gain=st.sampled_from([1e-12, -0.7, 0.0, 1.0]),
-)
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_any_shape_and_gain_folds(shape, final, fused, seed, gain):
-    model = decoder(seed=seed, **shape)
-    close_gate(model, seed=seed, final=final)
-    with torch.no_grad():
-        model.get_submodule("model.layers.0.input_layernorm").gamma_t[-1] = gain
-    expected = model(tokens(2, 5, seed))
-    assert close(fold(model, fused=fused)[0](tokens(2, 5, seed)), expected)
-
-
 # Its weights
-
-
-def assert_folded_as_the_reference_says(model, folded):
-    for norm, name in consumers_of(model):
-        before, after = model.get_submodule(name), folded.get_submodule(name)
-        W, scale = array(before.weight).T, {"c": norm.c.item(), "gamma_t": array(norm.gamma_t)}
-        b = np.zeros(W.shape[1]) if before.bias is None else array(before.bias)
-        if isinstance(norm, LayerNorm):
-            beta = np.zeros(len(W)) if norm.bias is None else array(norm.bias)
-            W, b = reference.fold_layer_norm(W, b, beta=beta, **scale)
-            shifted = norm.bias is not None
-        else:
-            W, shifted = reference.fold_rms_norm(W, **scale), False
-        assert close(after.weight, W.T, 1e-14)
-        assert (after.bias is None) == (before.bias is None and not shifted)
-        assert after.bias is None or close(after.bias, b, 1e-14)
-
-
-@every_norm
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_folded_weights_are_those_of_the_reference(norm, shape):
-    model, _ = gated({"final": True}, norm=norm, **shape)
-    folded, _ = fold(model)
-    assert_folded_as_the_reference_says(model, folded)
-    fed = {f"{name}.weight" for _, name in consumers_of(model)}
-    for name, value in folded.state_dict().items():
-        if not name.endswith("bias"):
-            assert torch.equal(value, model.state_dict()[name]) == (name not in fed)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("mixed_is_known")
-def test_folded_weights_and_biases_of_another_architecture_are_those_of_the_reference(kind):
-    model = Mixed(kind)
-    close_gate(model, final=True)
-    folded, _ = fold(model)
-    assert_folded_as_the_reference_says(model, folded)
 
 
 @every_norm
@@ -191,51 +111,6 @@ def test_a_fixed_scale_holds_c_gamma_t_and_beta(norm):
 
 
 # Wrong folds, which the comparison above must notice
-
-
-def folded_by_hand(model, *, skipped=None, transposed=False, with_c=True, centring="inputs", with_beta=True):
-    """The fused fold spelt out once more, right or with one fault."""
-    folded, _ = fold(model)
-    with torch.no_grad():
-        for norm, name in consumers_of(model):
-            before, after = model.get_submodule(name), folded.get_submodule(name)
-            diagonal = norm.gamma_t * (norm.c if with_c else 1.0)
-            W = before.weight * (diagonal[:, None] if transposed else diagonal)  # (out, in)
-            if isinstance(norm, LayerNorm):
-                if centring:
-                    W = W - W.mean(1 if centring == "inputs" else 0, keepdim=True)
-                after.bias.copy_(before.weight @ norm.bias if with_beta else torch.zeros_like(after.bias))
-            after.weight.copy_(before.weight if name == skipped else W)
-    return folded
-
-
-@every_norm
-def test_the_fold_by_hand_is_right_without_a_fault(norm):
-    model, _ = gated({"final": True}, norm=norm, **SQUARE)
-    assert close(folded_by_hand(model)(tokens()), model(tokens()))
-
-
-@every_norm
-@pytest.mark.parametrize("skipped", [*ATTENTION, *FEED_FORWARD, "lm_head"])
-def test_one_skipped_consumer_is_noticed(norm, skipped):
-    model, _ = gated({"final": True}, norm=norm, **SQUARE)
-    assert not close(folded_by_hand(model, skipped=skipped)(tokens()), model(tokens()), 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("norm", "fault"),
-    [
-        *((norm, {"transposed": True}) for norm in NORMS),
-        *((norm, {"with_c": False}) for norm in NORMS),
-        ("layernorm", {"centring": None}),
-        ("layernorm", {"centring": "outputs"}),
-        ("layernorm", {"with_beta": False}),
-    ],
-)
-@every_taper
-def test_a_wrong_fold_is_noticed(norm, fault, options):
-    model, _ = gated(options, norm=norm, **SQUARE)
-    assert not close(folded_by_hand(model, **fault)(tokens()), model(tokens()), 1e-3)
 
 
 def test_the_report_tells_a_wrong_fold(monkeypatch):
@@ -540,17 +415,6 @@ def test_in_float32_a_folded_centring_keeps_within_the_bound_of_its_sums(width, 
     assert ((found - exact).abs() <= bound).all()
 
 
-@torch.no_grad()
-def test_its_error_grows_with_mean_over_sigma():
-    def error(mean):
-        found, exact, _ = cancelled(48, mean, 1.0, seed=4)
-        return ((found - exact).abs().max() / exact.abs().max()).item()
-
-    assert error(0.0) < 1e-6
-    assert error(1e4) > 1e-4  # no tolerance that ignores the mean would do
-    assert error(1e4) < 1e4 * 1e-6
-
-
 def shifted(mean, *, dtype=torch.float32, norm="layernorm"):
     """A gated decoder whose tokens' embeddings lie around `mean`, an All-Taper."""
     model = decoder(norm=norm)
@@ -562,14 +426,11 @@ def shifted(mean, *, dtype=torch.float32, norm="layernorm"):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_mean_over_sigma_of_every_norms_input_is_reported(dtype, monkeypatch):
-    probe, seen = tokens(), {}
+    probe = tokens()
     monkeypatch.setattr(folding, "_probe_tokens", lambda _: probe)
     model = shifted(30.0, dtype=dtype)
     _, report = fold(model)
-    for entry in report.norms:
-        keep = partial(seen.__setitem__, entry.name)
-        model.get_submodule(entry.name).register_forward_pre_hook(lambda _, args, keep=keep: keep(array(args[0])))
-    model(probe)
+    seen = builders.inputs_of(model, [entry.name for entry in report.norms], probe)
     for entry in report.norms:
         h = seen[entry.name]
         ratios = np.abs(h.mean(-1)) / reference.sigma(h, 1e-5)[..., 0]

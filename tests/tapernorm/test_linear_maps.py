@@ -10,15 +10,7 @@ from builders import close, normal
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from tapernorm.linear_maps import (
-    give_bias,
-    is_like_linear,
-    is_linear,
-    is_split,
-    make_plain,
-    replace,
-    weight64,
-)
+from tapernorm.linear_maps import give_bias, is_like_linear, is_linear, is_split, make_plain, replace, weight64
 from tapernorm_lab.models.fakeln_norms import SplitConv1D
 
 IN, OUT = 5, 15  # of a split map, OUT is three times IN
@@ -70,14 +62,6 @@ def test_what_is_written_is_what_is_then_computed(make, dtype):
     assert torch.equal(layer.bias, (bias + shift).to(dtype))  # summed in float64, cast once
     x = normal(4, IN, seed=9)
     assert close(layer.double()(x), x @ weight.to(dtype).double() + layer.bias)
-
-
-@every_map
-def test_without_a_shift_the_bias_stays(make):
-    layer = make()
-    bias = layer.bias
-    replace(layer, normal(IN, OUT, seed=3), None)
-    assert layer.bias is bias
 
 
 @pytest.mark.parametrize("trained", [True, False])

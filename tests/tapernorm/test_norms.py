@@ -1,15 +1,12 @@
 """The tapered norms against F.rms_norm, F.layer_norm and the NumPy reference (method.md sections 1 and 2)."""
 
 import copy
-import importlib
 
-import builders
 import pytest
 import reference
 import torch
 import torch.nn.functional as F
 from builders import GATES, KINDS, array, close, normal, plain_norm, reference_norm, tapered_norm, uniform
-from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tapernorm.norms import (
@@ -18,14 +15,11 @@ from tapernorm.norms import (
     LayerNorm,
     RMSNorm,
     TaperLayerNorm,
-    TaperNorm,
     TaperRMSNorm,
-    gain_of,
     is_norm,
     kind_of,
     norm_scale,
     taper,
-    untaper,
 )
 from tapernorm.util.errors import UserError
 
@@ -63,13 +57,7 @@ def mixed_by_hand(norm, h):
 def test_agrees_with_the_reference(kind, shape, g):
     norm, h = tapered_norm(kind, shape[-1], g), normal(*shape)
     assert close(norm(h), reference_norm(norm, array(h)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("g", GATES)
-def test_another_gate_in_the_reference_disagrees(kind, g):
-    norm, h = tapered_norm(kind, 11, g), normal(3, 11)
-    assert not close(norm(h), reference_norm(norm, array(h), 0.9 * g + 0.05), 1e-3)
+    assert not close(norm(h), reference_norm(norm, array(h), 0.9 * g + 0.05), 1e-3)  # of another gate
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,29 +86,6 @@ def test_a_norm_written_out_by_hand_is_not_bitwise_the_standard_norm(dtype):
     by_hand = h / norm_scale(norm, h) * norm.weight
     assert not torch.equal(norm(h), by_hand)
     assert close(norm(h), by_hand, 8 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gate_zero_is_the_affine_map_of_its_matrix_and_bias(kind):
-    norm, width = tapered_norm(kind, 7, 0.0), 7
-    matrix = 0.83 * torch.diag(norm.gamma_t)
-    if kind != "rmsnorm":
-        matrix = (torch.eye(width, dtype=torch.float64) - 1 / width) @ matrix
-    bias = norm.bias if kind == "layernorm" else 0.0
-    h = normal(4, width)
-    assert close(norm(h), h @ matrix + bias)
-    assert not close(norm(h), h @ matrix.T + bias, 1e-3) or kind == "rmsnorm"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_between_zero_and_one_the_output_is_the_convex_mix_of_both_ends(kind):
-    norm, h = tapered_norm(kind, 7, 1.0), normal(4, 7)
-    standard = norm(h)
-    norm.gate.set(0.0)
-    linear = norm(h)
-    norm.gate.set(0.375)  # exact in float32, as the gate is
-    assert close(norm(h), 0.375 * standard + 0.625 * linear)
-    assert not close(norm(h), 0.625 * standard + 0.375 * linear, 1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -256,21 +221,6 @@ def test_the_graph_of_a_linear_layer_norm_holds_one_mean_and_no_variance(kind):
     assert statistics(operations(norm, normal(3, 7))) != ["mean"]
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("rmsnorm", []), ("layernorm", ["mean"] * 5)])
-def test_the_graph_of_a_whole_decoder_without_norms(kind, expected):
-    model, driver = builders.calibrated(0.0, final=True, model_options={"norm": kind})
-    assert statistics(operations(model, builders.tokens())) == expected  # two blocks of two norms, one final norm
-    driver.set_gate(0.37)
-    assert len(statistics(operations(model, builders.tokens()))) > len(expected)
-
-
-def test_the_graph_of_internal_taper_keeps_the_final_norm_alone():
-    model, _ = builders.calibrated(0.0)
-    final = statistics(operations(model.model.norm, normal(3, 12)))
-    assert final
-    assert statistics(operations(model, builders.tokens())) == final
-
-
 # Axes
 
 
@@ -301,12 +251,6 @@ def test_one_hot_position_changes_no_other_position_and_no_channel(kind, g):
 # The gate and the class
 
 
-@pytest.mark.parametrize("g", [-0.01, 1.01, torch.nan])
-def test_a_gate_outside_zero_to_one_is_refused(g):
-    with pytest.raises(ValueError, match=r"the gate must lie in \[0, 1\]"):
-        Gate().set(g)
-
-
 @pytest.mark.parametrize(("g", "form"), [(1.0, Form.OBSERVE), (1, Form.OBSERVE), (0.37, Form.MIX), (0, Form.LINEAR)])
 def test_the_form_follows_from_the_gate(g, form):
     gate = Gate()
@@ -330,34 +274,30 @@ def test_tapering_keeps_the_module_its_parameters_and_its_hooks(kind, tapered):
     assert calls == [1]
 
 
-@pytest.mark.parametrize(
-    ("norm", "message"),
-    [
-        (torch.nn.GroupNorm(1, 7), "cannot taper a GroupNorm; known norms: RMSNorm, LayerNorm"),
-        (RMSNorm(7, elementwise_affine=False), "needs a gain"),
-        (LayerNorm((3, 7)), "exactly one axis"),
-    ],
-)
-def test_a_norm_that_cannot_be_tapered_is_refused(norm, message):
-    with pytest.raises(UserError, match=message):
-        taper(norm, Gate(), ema_rate=0.1)
-    assert "gamma_t" not in norm._parameters
-
-
-def test_a_norm_whose_forward_was_replaced_is_refused():
+def replaced():
     """A kernel from the hub, or a device map's hooks: the class that is swapped would not be asked."""
     norm = plain_norm("rmsnorm", 7)
     norm.forward = lambda h: h
-    with pytest.raises(
-        UserError, match=r"cannot taper RMSNorm\(.*\): something replaced its forward .* load the model"
-    ):
-        taper(norm, Gate(), ema_rate=0.1)
+    return norm
 
 
-def test_a_subclass_of_a_known_norm_is_refused():
-    norm = type("Mine", (RMSNorm,), {})(7)
-    with pytest.raises(UserError, match="cannot taper a Mine"):
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.nn.GroupNorm(1, 7), "cannot taper a GroupNorm; known norms: RMSNorm, LayerNorm"),
+        (lambda: RMSNorm(7, elementwise_affine=False), "needs a gain"),
+        (lambda: LayerNorm((3, 7)), "exactly one axis"),
+        (lambda: type("Mine", (RMSNorm,), {})(7), "cannot taper a Mine"),
+        (lambda: tapered_norm("rmsnorm", 7, 1.0), "cannot taper a TaperRMSNorm"),
+        (replaced, "replaced its forward"),
+    ],
+)
+def test_a_norm_that_cannot_be_tapered_is_refused(make, message):
+    norm = make()
+    parameters = list(norm._parameters)
+    with pytest.raises(UserError, match=message):
         taper(norm, Gate(), ema_rate=0.1)
+    assert list(norm._parameters) == parameters
 
 
 def test_what_is_no_norm_has_no_kind():
@@ -369,88 +309,6 @@ def test_what_is_no_norm_has_no_kind():
 
 
 # The norms of transformers
-
-NORM_CLASSES = {
-    "Llama": ("llama.modeling_llama.LlamaRMSNorm", 0),
-    "Mistral": ("mistral.modeling_mistral.MistralRMSNorm", 0),
-    "Qwen2": ("qwen2.modeling_qwen2.Qwen2RMSNorm", 0),
-    "Qwen3": ("qwen3.modeling_qwen3.Qwen3RMSNorm", 0),
-    "Gemma": ("gemma.modeling_gemma.GemmaRMSNorm", 1),
-}
-
-
-def of_transformers(name, *, dtype):
-    path, offset = NORM_CLASSES[name]
-    module, class_name = path.rsplit(".", 1)
-    norm = getattr(importlib.import_module(f"transformers.models.{module}"), class_name)(96, eps=1e-3)
-    torch.nn.init.uniform_(norm.weight, 0.5 - offset, 1.5 - offset)
-    return norm.to(dtype), offset
-
-
-@pytest.mark.parametrize("name", NORM_CLASSES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("observing", [False, True])
-def test_at_gate_one_the_forward_of_transformers_runs(name, dtype, observing):
-    stock, _ = of_transformers(name, dtype=dtype)
-    norm = taper(copy.deepcopy(stock), Gate(), ema_rate=0.1)
-    norm.gate.observing = observing
-    h, upstream = normal(5, 96, dtype=dtype), normal(5, 96, seed=9, dtype=dtype)
-    ours, theirs = (gradients(n, h, lambda n, x: n(x), upstream) for n in (norm, stock))
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    if dtype == torch.float64:  # it computes in float32, where torch's own does not
-        gain = gain_of(norm)
-        assert not torch.equal(norm(h), F.rms_norm(h, (96,), gain, 1e-3))
-        assert close(norm(h), F.rms_norm(h, (96,), gain, 1e-3), 1e-6)
-
-
-@pytest.mark.parametrize("name", NORM_CLASSES)
-@pytest.mark.parametrize("g", GATES)
-def test_a_tapered_norm_of_transformers_agrees_with_the_reference(name, g):
-    stock, offset = of_transformers(name, dtype=torch.float64)
-    norm, h = taper(stock, Gate(), ema_rate=0.1), normal(3, 96)
-    assert close(norm.gamma_t, norm.weight + offset)
-    with torch.no_grad():
-        norm.gamma_t.copy_(normal(96, seed=11))
-        norm.c.fill_(0.83)
-    norm.gate.set(g)
-    gains = {"gamma": array(norm.weight) + offset, "gamma_t": array(norm.gamma_t)}
-    exact_gate = norm.gate.value.item()
-    expected = reference.taper_rms_norm(array(h), exact_gate, c=norm.c.item(), eps=1e-3, **gains)
-    assert close(norm(h), expected, 1e-12 if g == 0 else 1e-6)
-    wrong = reference.taper_rms_norm(array(h), exact_gate, c=norm.c.item(), eps=1e-3, **{**gains, "gamma": 1.2})
-    assert close(norm(h), wrong, 1e-3) == (g == 0)
-
-
-@pytest.mark.parametrize("name", NORM_CLASSES)
-def test_a_tapered_norm_of_transformers_is_copied_and_turned_back(name):
-    stock, _ = of_transformers(name, dtype=torch.float32)
-    norm = taper(copy.deepcopy(stock), Gate(), ema_rate=0.1)
-    copied = copy.deepcopy(norm)
-    assert type(copied) is type(norm)
-    assert type(norm).__name__ == f"Taper{type(stock).__name__}"
-    untaper(norm)
-    assert type(norm) is type(stock)
-    assert norm.__dict__.keys() == stock.__dict__.keys()
-    assert list(norm.state_dict()) == ["weight"]
-    assert isinstance(copied, TaperNorm)
-
-
-@pytest.mark.parametrize("name", ["Llama", "Gemma"])
-def test_a_gate_that_moves_costs_a_compiled_norm_of_transformers_one_graph_per_form(name):
-    torch._dynamo.reset()
-    stock, _ = of_transformers(name, dtype=torch.float32)
-    norm, counter = taper(stock, Gate(), ema_rate=0.1), CompileCounter()
-    norm.c.fill_(0.83)
-    compiled = torch.compile(lambda h: norm(h), backend=counter, fullgraph=True, dynamic=False)
-    for g in (1.0, 0.8, 0.6, 0.2, 0.0):
-        norm.gate.set(g)
-        assert close(compiled(normal(3, 96, dtype=torch.float32)), norm(normal(3, 96, dtype=torch.float32)), 1e-6)
-    assert counter.frame_count == 3
-
-
-def test_a_tapered_norm_is_refused_a_second_time():
-    with pytest.raises(UserError, match="cannot taper a TaperRMSNorm"):
-        taper(tapered_norm("rmsnorm", 7, 1.0), Gate(), ema_rate=0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,19 +11,15 @@ import torch.nn.functional as F
 from builders import NORMS, array, close, normal, observe, snapshot, tokens
 
 from tapernorm.norms import LayerNorm
-from tapernorm.scale_loss import ScaleProbe, fixed_target_loss
+from tapernorm.scale_loss import ScaleProbe
 
 WEIGHT = 0.3
 
 
 def hidden(model, batch):
     """The pre-logit residual stream, a leaf."""
-    seen = []
-    hook = model.model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with torch.no_grad():
-        model(batch)
-    hook.remove()
-    return seen[0].detach().requires_grad_()
+    h = builders.inputs_of(model, ["model.norm"], batch)["model.norm"]
+    return torch.tensor(h, dtype=next(model.parameters()).dtype, requires_grad=True)
 
 
 def head(model, h):
@@ -158,14 +154,6 @@ def test_the_scale_loss_pulls_along_the_stream_towards_its_target(norm, eps):
     assert close(pull / without_eps, np.ones(pull.shape), 1e-2) == (eps < 0.1)
 
 
-def test_the_layer_norm_scale_does_not_see_the_mean_but_the_rms_scale_does():
-    for norm, blind in [("layernorm", True), ("rmsnorm", False)]:
-        model, driver = builders.calibrated(0.0, final=True, anchor_weight=WEIGHT, model_options={"norm": norm})
-        gradient = anchor_gradient(model, driver, hidden(model, tokens()), 1.0)
-        along_ones = gradient.sum(-1).abs().max() / gradient.abs().max()
-        assert (along_ones < 1e-12) == blind
-
-
 # The loss
 
 
@@ -188,10 +176,6 @@ def test_value_and_gradient_are_those_of_the_reference(norm):
     assert not close(gradient, reference.anchor_gradient(array(h), 1.7, **settings), 1e-3)
 
 
-def test_the_loss_before_its_weight_is_the_mean_square_distance():
-    assert fixed_target_loss(torch.tensor([[[1.0], [3.0]], [[2.0], [6.0]]]), torch.tensor(2.0)).item() == 4.5
-
-
 def test_the_target_itself_gets_no_gradient_and_no_feedback():
     model, driver = builders.calibrated(0.37, anchor_weight=WEIGHT)
     before = driver.scale_target.clone()
@@ -211,13 +195,6 @@ def test_the_loss_sleeps_before_the_taper_starts_and_wakes_at_its_first_step():
         active = k >= builders.SCHEDULE.start
         assert (loss.item() != 0.0) == active
         assert loss.requires_grad == active
-
-
-def test_a_weight_of_zero_means_no_loss_at_any_step():
-    model, driver = builders.calibrated(0.37, anchor_weight=0.0)
-    model(tokens())
-    assert driver.anchor_loss().item() == 0.0
-    assert not driver.anchor_loss().requires_grad
 
 
 # The target
@@ -260,12 +237,6 @@ def test_the_probe_holds_the_input_of_the_final_norm_in_float32():
     model.bfloat16()(tokens())
     assert probe.hidden.dtype == torch.bfloat16
     assert probe.scale(model.model.norm).dtype == torch.float32
-
-
-def test_a_second_probe_is_the_first_one():
-    model, _ = builders.attached()
-    assert ScaleProbe.on(model.model.norm) is ScaleProbe.on(model.model.norm)
-    assert len(model.model.norm._forward_pre_hooks) == 1
 
 
 def test_a_copy_of_the_final_norm_takes_no_model_along():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..architectures import ARCHITECTURES
-from ..util.errors import UserError
+from ..util.errors import UserError, one_line
 from . import store
 from .stock_form import DISARMED_EPS, eps_field
 
@@ -26,12 +26,7 @@ class UnusableWeights(UserError):
 
 
 def read_config(folder: Path) -> tuple[type, Any]:
-    """Class and config of the model of transformers in `folder`.
-
-    Raises:
-        UserError: `folder` holds another thing than a base model, or its config is damaged, of a class that is not
-            known, of quantised weights, or describes no model.
-    """
+    """Class and config of the model of transformers in `folder`."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -39,30 +34,30 @@ def read_config(folder: Path) -> tuple[type, Any]:
     if not (folder / _CONFIG).is_file():
         raise UserError(f"cannot read a config of transformers in {folder}: it holds no {_CONFIG}{_ggufs_of(folder)}")
     raw = _read_object(folder / _CONFIG)
-    require_plain(raw, folder)
+    _require_plain(raw, folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, StrictDataclassError, *_MISREAD) as error:
         raise UserError(f"cannot read a config of transformers in {folder}: {_why(error, raw)}") from None
     kind = _class_of(raw, config, folder)
-    settle(config)
+    _settle(config)
     build(kind, config, folder)
     return kind, config
 
 
-def require_plain(raw: Mapping[str, Any], place: object) -> None:
-    """Raise UserError where a config that was read from `place` asks for what cannot be trained or does not exist."""
+def _require_plain(raw: Mapping[str, Any], folder: Path) -> None:
+    """Raise UserError where a config that was read in `folder` asks for what cannot be trained or does not exist."""
     if (field := next((field for field in _QUANTISED if raw.get(field) is not None), None)) is not None:
         method = raw[field].get("quant_method", "unknown") if isinstance(raw[field], dict) else "unknown"
         raise UserError(
-            f"{place} holds quantised weights ({field}, method {method}), which cannot be trained or folded: give the "
+            f"{folder} holds quantised weights ({field}, method {method}), which cannot be trained or folded: give the "
             "model that they were made from"
         )
     if isinstance(dtype := raw.get("dtype"), str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise UserError(f"the config of {place} has dtype {dtype!r}, which torch does not have: write float32")
+        raise UserError(f"the config of {folder} has dtype {dtype!r}, which torch does not have: write float32")
 
 
-def settle(config: Any) -> None:
+def _settle(config: Any) -> None:
     """Take out of `config` what says how a model runs, and not what it computes.
 
     An attention kernel that needs a package or a certain device gives way to the model's own: flash_attention_2 and its
@@ -87,17 +82,13 @@ def require_norms(config: Any, place: object) -> None:
 
 
 def build(kind: type, config: Any, place: object) -> nn.Module:
-    """The model of this class and config, without storage for its weights.
-
-    Raises:
-        UserError: the config describes none.
-    """
+    """The model of this class and config, without storage for its weights."""
     make: Any = kind
     try:
         with torch.device("meta"):
             model = make(config)
     except _UNBUILDABLE as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(error, named=True)
         raise UserError(f"the config of {place} describes no {kind.__name__} ({reason}): fetch it again") from None
     model.tie_weights()
     return model
@@ -126,7 +117,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({' '.join(str(error).split())[:200]}): fetch it again") from None
+        raise UserError(f"cannot read {path} ({one_line(error)}): fetch it again") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__} and no JSON object, as a config is: fetch it again")
     return content
@@ -137,7 +128,7 @@ def _why(error: Exception, raw: Mapping[str, Any]) -> str:
     if raw.get("auto_map"):
         kind = raw.get("model_type")
         return f"its model_type {kind!r} is code of its own (auto_map), and code that lies beside weights is never run"
-    return " ".join(str(error).split())[:200]
+    return one_line(error)
 
 
 def _ggufs_of(folder: Path) -> str:

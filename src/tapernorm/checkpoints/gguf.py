@@ -1,13 +1,11 @@
 """A model in one GGUF file, the form in which llama.cpp's models are passed on: config, tokenizer and weights together.
 
-Packed weights are spread out into plain numbers when they are read; what is trained and exported is never packed again.
-The three architectures below are read, and a file that says of itself what has no place here is refused: a scaled
+Packed weights are spread out into plain numbers. A file that says of itself what has no place here is refused: a scaled
 rotary embedding that is left out gives a model that still speaks.
 
-Reading needs transformers alone, and runs nothing but its own code on the CPU. transformers' own reader,
-`from_pretrained(gguf_file=...)`, gives the same weights for a whole file, and needs the package gguf. It cannot stand
-in for this one (5.24): without a word it drops a rotary scaling, and fills weights that the file lacks with fresh ones.
-It cuts text by GPT-2's rule where the file names SmolLM's or an unknown one, and marks its model as packed.
+Header and unpacking are those of transformers. Its `from_pretrained(gguf_file=...)` cannot do the rest (5.24): it needs
+gguf and accelerate, drops a rotary scaling, makes up weights that the file lacks, cuts text by GPT-2's rule whatever
+rule the file names, and marks its model as packed.
 """
 
 import re
@@ -21,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from ..architectures import has_tied_head
-from ..util.errors import UserError
+from ..util.errors import UserError, one_line
 from .base_config import UnusableWeights, build
 from .store import blank
 
 SUFFIX = ".gguf"
+_UNK = "unk_token"
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _FIELDS = {  # a key of the file, behind its architecture's name -> the config's field
     "attention.head_count": "num_attention_heads",
@@ -38,7 +37,6 @@ _FIELDS = {  # a key of the file, behind its architecture's name -> the config's
     "feed_forward_length": "intermediate_size",
 }
 _ELSEWHERE = {"attention.value_length", "rope.dimension_count", "rope.freq_base", "vocab_size"}  # read or implied below
-_IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 _NAMES = {  # a tensor of the file -> the model's
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -55,13 +53,14 @@ _NAMES = {  # a tensor of the file -> the model's
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_MARKS = {  # which ids are what
+_MARKS = {  # a key of the tokenizer in a file -> the mark whose id it is
     "bos_token_id": "bos_token",
     "eos_token_id": "eos_token",
-    "unknown_token_id": "unk_token",
+    "unknown_token_id": _UNK,
     "padding_token_id": "pad_token",
 }
 _CONTROL, _USER_DEFINED = 3, 4  # of the kinds of token
+_CUTS = ("gpt-2", "smollm", "qwen2")  # rules by which text is cut before it is encoded
 _AS_FOLDER = "give the model as a folder of transformers"
 _TENSOR = re.compile(r"(?:blk\.(?P<block>\d+)\.)?(?P<name>\w+)\.(?P<kind>weight|bias)")
 _DAMAGES = (ValueError, KeyError, IndexError, OverflowError, struct.error)  # what the reader meets in a damaged header
@@ -113,20 +112,12 @@ class _File:
 
 
 def config_of_gguf(path: Path) -> tuple[type, Any]:
-    """Class and config of the model in a file; no weight is read.
-
-    Raises:
-        UserError: the file is damaged, or of a model that is not known here.
-    """
+    """Class and config of the model in a file; no weight is read."""
     return _config(_File.open(path))
 
 
 def load_gguf(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The model in a file, its packed weights spread out, in eval mode.
-
-    Raises:
-        UserError: as `config_of_gguf`; or its tensors are not those that its config describes.
-    """
+    """The model in a file, its packed weights spread out, in eval mode."""
     file = _File.open(path)
     made, config = _config(file)
     model = blank(made, config)
@@ -140,11 +131,7 @@ def licence_of_gguf(path: Path) -> str | None:
 
 
 def tokenizer_of_gguf(path: Path) -> Any:
-    """The byte-level BPE in a file, as a tokenizer of transformers.
-
-    Raises:
-        UserError: there is none, or it is of another kind, or cuts text in a way that is not known here.
-    """
+    """The byte-level BPE in a file, as a tokenizer of transformers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
@@ -160,7 +147,7 @@ def tokenizer_of_gguf(path: Path) -> Any:
     tokens = said["tokens"]
     merges = [tuple(merge.split(" ")) for merge in said["merges"]]
     backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    backend.normalizer, backend.pre_tokenizer = _CUTS[said["pre"]]()
+    backend.normalizer, backend.pre_tokenizer = _cut_by(said["pre"])
     backend.decoder = decoders.ByteLevel()
     kinds = list(zip(tokens, said["token_type"], strict=True))
     backend.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == _CONTROL])
@@ -171,31 +158,18 @@ def tokenizer_of_gguf(path: Path) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **marks, **options, **template)
 
 
-def _plain() -> tuple[Any, Any]:
-    """GPT-2's own rule: (normalizer, pre-tokenizer)."""
-    from tokenizers import pre_tokenizers
-
-    return None, pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _digits() -> tuple[Any, Any]:
-    """The same, each digit alone."""
-    from tokenizers import pre_tokenizers
-
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return None, pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-
-
-def _qwen2() -> tuple[Any, Any]:
+def _cut_by(rule: str) -> tuple[Any, Any]:
+    """(normalizer, pre-tokenizer) of one of `_CUTS`: GPT-2's own, the same with each digit alone, Qwen2's."""
     from tokenizers import Regex, normalizers, pre_tokenizers
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule != "qwen2")
+    if rule == "gpt-2":
+        return None, spell
+    if rule == "smollm":
+        return None, pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), spell])
     cut = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated")
-    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return normalizers.NFC(), pre_tokenizers.Sequence([cut, spell])
-
-
-_CUTS = {"gpt-2": _plain, "smollm": _digits, "qwen2": _qwen2}
 
 
 def _config(file: _File) -> tuple[type, Any]:
@@ -204,7 +178,7 @@ def _config(file: _File) -> tuple[type, Any]:
     try:
         made, config = _described(file)
     except (KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(error, named=True)
         raise UserError(f"{file.path} describes no model ({reason}): fetch it again, or {_AS_FOLDER}") from None
     build(made, config, file.path)
     return made, config
@@ -233,7 +207,7 @@ def _described(file: _File) -> tuple[type, Any]:
         values |= {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
     return made, made.config_class(
         **values,
-        **{field: file.metadata.get(f"tokenizer.ggml.{key}") for key, field in _IDS.items()},
+        **{f"{mark}_id": file.metadata.get(f"tokenizer.ggml.{key}") for key, mark in _MARKS.items() if mark != _UNK},
         architectures=[name],
         rope_parameters={"rope_type": "default", "rope_theta": own.get("rope.freq_base", 10_000.0)},
         tie_word_embeddings="output.weight" not in shapes,

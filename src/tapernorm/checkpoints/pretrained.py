@@ -13,20 +13,10 @@ from torch import nn
 
 from ..architectures import has_tied_head
 from ..util.atomic_files import sha256_of
-from ..util.errors import UserError
+from ..util.errors import UserError, one_line
 from ..util.hashing import digest
-from .base_config import (
-    UnusableWeights,
-    build,
-    read_config,
-    require_norms,
-)
-from .gguf import (
-    config_of_gguf,
-    is_gguf,
-    licence_of_gguf,
-    load_gguf,
-)
+from .base_config import UnusableWeights, build, read_config, require_norms
+from .gguf import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
 from .tokenizer_files import TOKENIZER_FILES
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # of a repository of the hub: all but weights
@@ -96,11 +86,7 @@ def tokenizer_digest(source: Path) -> str:
 
 
 def config_of(source: Path) -> tuple[type, Any]:
-    """Class and config of the model in `source`.
-
-    Raises:
-        UserError: as `baseconfig.read_config`, or `ggufmodel.config_of_gguf`.
-    """
+    """Class and config of the model in `source`."""
     return config_of_gguf(source) if is_gguf(source) else read_config(source)
 
 
@@ -108,31 +94,20 @@ def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Modu
     """The model in `source`, in eval mode.
 
     Raises:
-        UserError: as `config_of`; or its weights are missing, damaged, not finite or not what the config describes.
+        UserError: it is no base model that is known here, or its weights are missing, damaged, not finite or not what
+            the config describes.
     """
-    if is_gguf(source):
-        model = load_gguf(source, dtype)
-        require_finite(model, source)
-        return model
-    made, config = config_of(source)
-    try:
-        return load_weights(made, source, config, dtype)
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot read the weights in {source}: {reason} (safetensors are needed)") from None
+    model = load_gguf(source, dtype) if is_gguf(source) else _load_weights(*config_of(source), source, dtype)
+    require_finite(model, source)
+    return model.eval()
 
 
-def load_weights(kind: type, place: str | Path, config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of transformers of this class and config, its weights those of a folder or hub name, in eval mode.
-
-    Raises:
-        OSError: there are none.
-        UnusableWeights: they are damaged, not finite, or not what the config describes.
-    """
+def _load_weights(kind: type, config: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """A model of transformers of this class and config, its weights those in `folder`."""
     loader: Any = kind
     try:
         model, info = loader.from_pretrained(
-            place,
+            folder,
             config=config,
             dtype=dtype,
             use_safetensors=True,
@@ -140,21 +115,23 @@ def load_weights(kind: type, place: str | Path, config: Any, dtype: torch.dtype 
             output_loading_info=True,
         )
     except SafetensorError as error:
-        raise UnusableWeights(f"the weights of {place} are damaged ({error}): fetch or write them again") from None
+        raise UnusableWeights(f"the weights of {folder} are damaged ({error}): fetch or write them again") from None
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot read the weights in {folder}: {reason} (safetensors are needed)") from None
     except (TypeError, ValueError, KeyError, RecursionError) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"{place} cannot be loaded ({said}): mend config.json or generation_config.json") from error
+        said = one_line(error, named=True)
+        raise UserError(f"{folder} cannot be loaded ({said}): mend config.json or generation_config.json") from error
     faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
     faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]
     if any(faults.values()):
         found = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
-        raise UnusableWeights(f"the weights of {place} do not fit its config: {found}")
+        raise UnusableWeights(f"the weights of {folder} do not fit its config: {found}")
     if config.tie_word_embeddings and not has_tied_head(model):
         raise UnusableWeights(
-            f"{place} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
+            f"{folder} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
         )
-    require_finite(model, place)
-    return model.eval()
+    return model
 
 
 def require_finite(model: nn.Module, place: object) -> None:
@@ -172,7 +149,7 @@ def skeleton(source: Path) -> nn.Module:
     """The model that the config in `source` describes, without storage for its weights, as a base to taper.
 
     Raises:
-        UserError: as `config_of`, or its norms normalise nothing.
+        UserError: it is no base model that is known here, or its norms normalise nothing.
     """
     made, config = config_of(source)
     require_norms(config, source)

@@ -28,9 +28,8 @@ UNREADABLE = {
 def guard_saving(model: nn.Module) -> None:
     """Let `save_pretrained` of this one model write a checkpoint; a copy or a pickle has a method of its own.
 
-    transformers offers no hook before it saves. Another class would change the name by which it, PEFT and
-    `architectures` know the model, and a patch of its class would reach every other model. A member of the instance
-    does neither: it is pickled and copied with the model, and `unguard_saving` takes it back.
+    transformers offers no hook before it saves; another class would change the name by which the model is known, and a
+    patch of its class would reach every other model.
     """
     if hasattr(model, _METHOD):
         model.__dict__[_METHOD] = partial(save_checkpoint, model)
@@ -50,9 +49,8 @@ def save_checkpoint(
 ) -> None:
     """Write the weights that training goes on from, with a config.json that every `from_pretrained` refuses.
 
-    model.safetensors loads into a model of the same class whose norms were changed alike, and the Trainer resumes from
-    it. A tied head is stored once (`load_state_dict(..., strict=False)`). The taper's own state is
-    `Taper.state_dict`.
+    model.safetensors loads into a model whose norms were changed alike, with strict=False where a tied head is stored
+    once. The taper's own state is `Taper.state_dict`.
 
     Raises:
         UserError: an option of `save_pretrained` that a checkpoint has no place for, or a folder with another model.

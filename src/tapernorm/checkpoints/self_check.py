@@ -52,11 +52,7 @@ class SelfCheck:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The check that lies in `folder`.
-
-        Raises:
-            UserError: there is none, or it is damaged itself.
-        """
+        """The check that lies in `folder`."""
         path = folder / FILE
         if not path.is_file():
             raise UserError(f"{folder} holds no {FILE}: it is no export, or not all of one; export the model again")
@@ -93,11 +89,7 @@ class SelfCheck:
                 raise _failed(folder, f"{name} is not the file that was exported (sha256 {digest[:12]}…)")
 
     def require_logits(self, folder: Path, model: nn.Module) -> float:
-        """The largest difference from the stored logits.
-
-        Raises:
-            UserError: it is more than rounding can explain, or not finite.
-        """
+        """The largest difference from the stored logits."""
         difference = (_last_logits(model, self.tokens) - self.logits).abs().max().item()
         allowed = _TOLERANCE * self.logits.abs().max().item()
         if not difference <= allowed:
@@ -113,8 +105,8 @@ class SelfCheck:
 def typical_tokens(model: nn.Module) -> Tensor:
     """A few token ids (B, T) that the model itself draws, each sequence from another first one.
 
-    Without norms nothing bounds what a model makes of text that it holds impossible: on random ids its logits can be of
-    any size, and their rounding too. A sequence whose logits are not finite is dropped: the model says nothing of it.
+    Without norms, on random ids, logits can be of any size, and their rounding too. A sequence whose logits are not
+    finite is dropped.
 
     Raises:
         FormFailed: that is every sequence.

@@ -1,9 +1,8 @@
 """A tapered model in the stock form of its class: its norms stay in the graph and divide by a constant.
 
 With eps far above any mean square, sqrt(mean(h^2) + eps) is sqrt(eps) whatever the token, so that a stock norm of gain
-w is the linear map h w / sqrt(eps) (a LayerNorm centres h as ever, and adds beta). w = sqrt(eps) c gamma_t gives the
-tapered norm's g = 0 map. Here eps is a power of four: in float32 the sum rounds to eps for every residual stream whose
-root mean square is below 2^27, its root is a power of two, and the division costs no digit.
+w is the linear map h w / sqrt(eps). w = sqrt(eps) c gamma_t gives the tapered norm's g = 0 map. Here eps is a power of
+four: the sum rounds to it, its root is a power of two, and the division costs no digit.
 
 All norms of a model read the one eps of its config, so a single norm that still normalises rules this form out.
 """
@@ -82,5 +81,5 @@ def disarmed(model: nn.Module) -> nn.Module:
         plain = stock.get_submodule(name)
         if getattr(plain, kind_of(plain).eps) != EPS:
             raise FormFailed(f"this model has no stock form: {name} does not read the config's eps; {_REMEDY}")
-        plain.weight.copy_(norm.linear_form().coefficient * math.sqrt(EPS) - norm.gain_offset)
+        plain.weight.copy_(norm.linear_form().coefficient * math.sqrt(EPS) - kind_of(plain).gain_offset)
     return stock.eval()

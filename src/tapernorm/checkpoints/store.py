@@ -15,23 +15,13 @@ from torch import Tensor, nn
 
 from tapernorm.models.decoder_config import DecoderConfig
 
-from ..architectures import (
-    ARCHITECTURES,
-    Architecture,
-    architecture_of,
-    has_tied_head,
-)
+from ..architectures import ARCHITECTURES, Architecture, architecture_of, has_tied_head
 from ..linear_maps import give_bias
 from ..models.decoder import Decoder
 from ..norms import FixedScale, LayerNorm, TaperNorm
 from ..taper import attach, taper_of
-from ..util.atomic_files import (
-    read_json,
-    whole_file,
-    write_json,
-    write_text,
-)
-from ..util.errors import UserError
+from ..util.atomic_files import read_json, whole_file, write_json, write_text
+from ..util.errors import UserError, one_line
 from .replacements import restorer, word_of
 from .save_guard import UNREADABLE, guard_saving
 
@@ -92,7 +82,10 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
     needed = {"architecture": str, "config": dict, "norms": dict}
     if missing := sorted(key for key, kind in needed.items() if not isinstance(config.get(key), kind)):
         raise UserError(f"{source} lacks {', '.join(missing)}: it is damaged, run the job that wrote it again")
-    state = _read_weights(folder / "model.safetensors")
+    try:
+        state = load_file(folder / "model.safetensors")
+    except SafetensorError as error:
+        raise _damaged(folder / "model.safetensors", error) from None
     model = _build(config["architecture"], config["config"], config.get("more", {}), source)
     if not isinstance(model, kind):
         raise UserError(f"{folder} holds a {type(model).__name__}, and a {kind.__name__} is needed here")
@@ -119,13 +112,9 @@ def is_ours(folder: Path) -> bool:
 def _config_of(model: nn.Module, arch: Architecture) -> dict[str, Any]:
     config: Any = model.config
     if arch.hugging_face:
-        return {field: getattr(config, field) for field in _own_fields(type(config))}
+        # Of its own class: what it inherits is about tasks and files.
+        return {field: getattr(config, field) for field in get_annotations(type(config))}
     return asdict(config)
-
-
-def _own_fields(config_class: type) -> list[str]:
-    """What a config of transformers says of its own architecture; the rest is about tasks and files."""
-    return list(get_annotations(config_class))
 
 
 def _more_of(model: nn.Module, arch: Architecture, own: dict[str, Any]) -> dict[str, Any]:
@@ -153,41 +142,30 @@ def _load_generation(model: nn.Module, path: Path) -> None:
     try:
         library.generation_config = type(library.generation_config).from_pretrained(path.parent)
     except (OSError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path} is damaged ({' '.join(str(error).split())}): run the job that wrote it again"
-        ) from None
+        raise _damaged(path, error) from None
 
 
 def _build(name: str, config: dict[str, Any], more: dict[str, Any], source: str) -> nn.Module:
-    """A model of that class and config, its weights yet to be loaded.
-
-    Raises:
-        UserError: unknown class, or a setting that is unknown, missing or impossible.
-    """
+    """A model of that class and config, its weights yet to be loaded."""
     if name not in ARCHITECTURES:
         raise UserError(f"{source} has the architecture {name!r}; known: {', '.join(sorted(ARCHITECTURES))}")
     if not ARCHITECTURES[name].hugging_face:
         return Decoder(DecoderConfig.read(config, source))
-    return _build_hugging_face(name, config, more, source)
-
-
-def _build_hugging_face(name: str, config: dict[str, Any], more: dict[str, Any], source: str) -> nn.Module:
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
     made: Any = getattr(transformers, name)
-    expected = set(_own_fields(made.config_class))
-    if different := sorted(expected ^ config.keys()):
-        raise UserError(
-            f"{source} does not fit {made.config_class.__name__}: unknown or missing {', '.join(different)}"
-        )
+    if different := sorted(get_annotations(made.config_class).keys() ^ config.keys()):
+        named = ", ".join(different)
+        raise UserError(f"{source} does not fit {made.config_class.__name__}: unknown or missing {named}")
     try:
-        settings = made.config_class(**config, **more)
+        return blank(made, made.config_class(**config, **more))
     except StrictDataclassError as error:
-        raise UserError(
-            f"{source} is damaged ({' '.join(str(error).split())}): run the job that wrote it again"
-        ) from None
-    return blank(made, settings)
+        raise _damaged(source, error) from None
+
+
+def _damaged(place: str | Path, error: Exception) -> UserError:
+    return UserError(f"{place} is damaged ({one_line(error)}): run the job that wrote it again")
 
 
 def blank(kind: type[M], config: Any) -> M:
@@ -202,14 +180,13 @@ def blank(kind: type[M], config: Any) -> M:
 
 def _changed_norms(model: nn.Module, arch: Architecture) -> dict[str, str]:
     """Norm -> what stands in its place, for every norm that is not plain."""
+    own = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT}
     norms = {name: model.get_submodule(name) for name in arch.norms(model)}
-    words = {name: word_of(norm) or _own_word(norm) for name, norm in norms.items()}
+    words = {
+        name: word_of(norm) or next((word for kind, word in own.items() if isinstance(norm, kind)), None)
+        for name, norm in norms.items()
+    }
     return {name: word for name, word in words.items() if word is not None}
-
-
-def _own_word(norm: nn.Module) -> str | None:
-    kinds = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT}
-    return next((word for kind, word in kinds.items() if isinstance(norm, kind)), None)
 
 
 def _is_tapered(word: str) -> bool:
@@ -246,13 +223,6 @@ def _change_norms(model: nn.Module, norms: dict[str, str], state: dict[str, Tens
             model.set_submodule(name, nn.Identity())
             for consumer in arch.consumers(name) if bias else ():  # the norm's bias went into the maps behind it
                 give_bias(model.get_submodule(consumer))
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error}): run the job that wrote it again") from None
 
 
 def _load_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:

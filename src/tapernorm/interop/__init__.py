@@ -63,11 +63,7 @@ def transformer_lens(model: nn.Module, tokenizer: Any = None) -> "TransformerBri
 
 
 def _module(name: str, *, package: str, extra: str) -> Any:
-    """A module of this package that needs `package`.
-
-    Raises:
-        UserError: that is not installed.
-    """
+    """A module of this package that needs `package`."""
     try:
         return import_module(f".{name}", __name__)
     except ModuleNotFoundError as error:

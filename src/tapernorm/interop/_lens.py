@@ -1,8 +1,7 @@
 """A bridge of TransformerLens in which a norm that is gone stays gone.
 
-TransformerLens wraps the modules of a model in components of its own, by an adapter for the model's class, and its
-component for a norm normalises by itself: with the gain and bias of whatever module it finds there. Of the module that
-is left where a norm was it would make a norm again. Here that place gets a component that lets it be.
+TransformerLens's component for a norm normalises by itself, with the gain and bias of whatever module it finds there.
+Where a norm is gone, that place gets a component that lets it be.
 """
 
 import copy

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from ..taper import Taper
 from ..util.atomic_files import whole_file
@@ -59,9 +59,7 @@ class TaperCallback(TrainerCallback):
         counted = targets if self._counts_targets else labels
         return loss * ((counted != _IGNORED).sum() / num_items_in_batch)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Refuse an optimizer that lacks a tapered norm's parameters; on a resume, bring the taper's state back."""
         if kwargs.get("optimizer") is not None:
             self.taper.check(kwargs["optimizer"])
@@ -78,31 +76,25 @@ class TaperCallback(TrainerCallback):
                 raise UserError(f"cannot resume the taper: {path} is missing; resume from a checkpoint in output_dir")
             self.taper.load_state_dict(torch.load(path, weights_only=True))
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Set the gate of this optimizer step and start to observe."""
         self._step.close()
         self.taper.set_step(state.global_step)
         self._step.enter_context(self.taper.observe())
         self._in_step = True
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """All micro-batches have run: update the statistics, once."""
         self._in_step = False
         self._step.close()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Put the taper's state beside the weights of a checkpoint."""
         if state.is_world_process_zero:
             with whole_file(_checkpoint(args, state) / _STATE) as temporary:
                 torch.save(self.taper.state_dict(), temporary)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """The gate's place after the last step."""
         self.taper.set_step(state.global_step)
 

@@ -1,4 +1,4 @@
-"""The pre-norm decoder of the TinyStories track (method.md section 8), with Hugging Face LLaMA parameter names.
+"""The pre-norm decoder of the TinyStories track, with Hugging Face LLaMA parameter names.
 
 B batch, T time, D d_model, H heads, K key-value heads, E head size, F feed-forward width, V vocabulary.
 """

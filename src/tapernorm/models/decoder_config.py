@@ -84,11 +84,7 @@ class DecoderConfig:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], source: str) -> "DecoderConfig":
-        """The shape that `raw`, from `source`, says.
-
-        Raises:
-            UserError: a key is unknown or missing, or a value impossible.
-        """
+        """The shape that `raw`, from `source`, says."""
         if different := sorted(raw.keys() ^ {field.name for field in fields(cls)}):
             raise UserError(f"{source} is not a valid {cls.__name__}: unknown or missing {', '.join(different)}")
         try:

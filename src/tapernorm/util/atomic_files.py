@@ -126,11 +126,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, make_object: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parse JSON text.
-
-    Raises:
-        ValueError: the text is not JSON, is nested too deeply, or holds an integer of too many digits.
-    """
+    """Parse JSON text."""
     try:
         return json.loads(text, object_pairs_hook=make_object)
     except RecursionError:

@@ -52,11 +52,7 @@ def sum_in_place(tensor: Tensor) -> None:
 
 @contextmanager
 def in_contact() -> Iterator[None]:
-    """An exchange with the other ranks.
-
-    Raises:
-        UserError: one of them is gone.
-    """
+    """An exchange with the other ranks."""
     try:
         yield
     except RuntimeError as error:  # what gloo and NCCL raise

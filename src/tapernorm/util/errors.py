@@ -11,6 +11,12 @@ class UserError(ValueError):
     """Bad input or a refused action. The command line prints its message, without a traceback, and exits 2."""
 
 
+def one_line(error: Exception, *, named: bool = False) -> str:
+    """What an error of another library says, in one line of at most 200 characters; `named`: its type first."""
+    said = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {said}" if named else said
+
+
 def setting(key: str) -> str:
     """What messages call a setting: its key in a config, or what the running verb has in its place, as an option."""
     return (_options.get() or {}).get(key, key)

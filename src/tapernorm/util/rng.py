@@ -14,8 +14,7 @@ def generator(seed: int, stream: str) -> torch.Generator:
 def seed_dropout(seed: int, step: int, rank: int = 0) -> None:
     """Seed the generators that dropout draws from, those of every device, as a pure function of (seed, step, rank).
 
-    A resumed run thus drops what an undisturbed one does, and no state of theirs needs saving. The ranks that train one
-    model draw apart from one another, for they see different rows.
+    A resumed run thus drops what an undisturbed one does. The ranks that train one model draw apart.
     """
     stream = f"dropout/{step}" if rank == 0 else f"dropout/{step}/rank{rank}"
     number = generator(seed, stream).initial_seed()

@@ -33,8 +33,7 @@ def _sums(model: nn.Module) -> list[str]:
 def refuse_wrapper(trunk: nn.Module) -> None:
     """Raise UserError in a training pass under a wrapper that tapered norms do not work in.
 
-    One of a tapered norm's two gains has no gradient at g = 1 and at g = 0. Plain DistributedDataParallel stops at its
-    second step then, with an error that names no remedy of ours.
+    One of a tapered norm's two gains has no gradient at g = 1 and at g = 0: plain DistributedDataParallel would stop.
     """
     if torch.compiler.is_compiling() or not (trunk.training and torch.is_grad_enabled()):
         return

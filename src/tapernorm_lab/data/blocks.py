@@ -4,8 +4,7 @@ Documents are encoded in order, an end-of-document id after each, and laid end t
 `context`, and what is left over at the end of every group of `block_documents` documents is dropped (of the whole
 split, where there are no groups). A row knows nothing of document borders.
 
-A split is one file of ids, row after row, in the smallest unsigned type that holds the vocabulary (native byte order),
-and is read memory-mapped. A batch is a function of (seed, step), so a resumed run has nothing to fast-forward.
+On disk a split is what it is of a token stream, row after row. A batch is a function of (seed, step).
 """
 
 from dataclasses import dataclass
@@ -38,12 +37,7 @@ class Blocks:
 
     @classmethod
     def open(cls, folder: Path, split: str) -> Self:
-        """Map one split; nothing is read yet.
-
-        Raises:
-            UserError: the folder holds no blocks of this schema version, no such split, or a file whose size is not
-                what the manifest says.
-        """
+        """Map one split; nothing is read yet."""
         manifest, entry = open_split(folder, "blocks", split)
         ids = map_ids(folder / f"{split}.bin", entry["rows"] * manifest["context"], manifest["dtype"])
         return cls(ids.view(entry["rows"], manifest["context"]), manifest, entry)
@@ -66,13 +60,10 @@ def _order(seed: int, epoch: int, count: int) -> Tensor:
 
 
 def write_blocks(job: BlocksJob, corpus: Path, tokenizer: Path, out: Path) -> dict[str, Any]:
-    """Encode the splits of `corpus` and write them into `out` as blocks; returns the manifest.
-
-    A split without documents is left out. Memory does not grow with the corpus.
+    """Write the splits of `corpus` that have a document into `out` as blocks; returns the manifest.
 
     Raises:
-        UserError: a split is shorter than one row, the corpus is not what its manifest describes, or a document cannot
-            be encoded. Nothing half-written is left.
+        UserError: a split is shorter than one row, or the corpus is not what its manifest describes.
     """
     coder = open_tokenizer(tokenizer)
     manifest_of_corpus = read_manifest(corpus, "corpus")

@@ -1,9 +1,8 @@
 """A corpus on disk: train.jsonl and valid.jsonl, disjoint, one document a line, with a manifest.
 
-It holds one or more sources, one after the other. A document's split is its publisher's where there is one; elsewhere
-it is a pure function of its own text, so that no document moves when others are added. A larger `valid_fraction` only
-moves documents from train to valid; at 1 all are valid, and train.jsonl is empty. Documents so few that a split would
-be empty, one book above all, are split by passages.
+It holds one or more sources, one after the other. A document's split is its publisher's where there is one, else a pure
+function of its own text, so that no document moves when others are added. Documents so few that a split would be empty,
+one book above all, are split by passages.
 """
 
 import hashlib
@@ -40,11 +39,7 @@ class Reading:
     """
 
     def __init__(self, job: CorpusJob) -> None:
-        """Open the sources, and read as much of them as tells that both splits have a document.
-
-        Raises:
-            UserError: a source cannot be read.
-        """
+        """Open the sources, and read as much of them as tells that both splits have a document."""
         self.sources = [(data, open_source(data)) for data in job.data]
         self.dropped = {"empty": 0, "duplicates": 0}
         self._held_out: set[bytes] = set()
@@ -135,12 +130,10 @@ def build_corpus(job: CorpusJob, out: Path) -> dict[str, Any]:
     """Write the corpus of `job` into `out`; returns its manifest.
 
     Documents without a visible character are dropped, and so are training documents that validation also holds, of
-    whichever source; both are counted. Memory does not grow with the training split: the sources are read once for
-    validation and once more for training. Documents that are too few to be split by their hash are split by passages,
-    which is told on standard error.
+    whichever source; both are counted. The sources are read once for validation and once more for training.
 
     Raises:
-        UserError: a source cannot be read, or a split would be empty. Nothing half-written is left.
+        UserError: a source cannot be read, or a split would be empty.
     """
     reading = Reading(job)
     with whole_files(out, "valid.jsonl", "train.jsonl") as files:
@@ -183,11 +176,7 @@ def told_of(splits: Mapping[Split, Mapping[str, Any]], passages: Mapping[str, An
 
 
 def read_documents(jsonl: Path) -> Iterator[str]:
-    """Documents of one split in order, one in memory at a time.
-
-    Raises:
-        UserError: there is no such file, or it is damaged (with the line).
-    """
+    """Documents of one split in order, one in memory at a time."""
     remedy = f"make it with `tapernorm corpus --out {jsonl.parent} …`"
     if not jsonl.is_file():
         raise UserError(f"no corpus file {jsonl}; {remedy}")

@@ -1,6 +1,6 @@
 """The filter of evaluation rows: a row that holds a token which another text never holds is dropped.
 
-What is left asks a model for nothing but tokens that it can have met (method.md section 11: The Pile-filtered). Which
+What is left asks a model for nothing but tokens that it can have met (The Pile-filtered of the paper). Which
 text a token must occur in is a choice: a whole training split, or so many rows drawn from it.
 """
 
@@ -28,16 +28,17 @@ def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, 
     """Write the rows of `rows` (split valid) whose every token occurs in `seen` (split train) into `out`.
 
     Both are folders of blocks of one tokenizer; order is kept. With `seen_rows`, only so many rows of `seen` count,
-    drawn without replacement, the same at every call. Memory does not grow with either. Returns the manifest.
+    drawn without replacement, the same at every call. Returns the manifest.
 
     Raises:
         UserError: the two are of different tokenizers, `seen` has fewer rows than are asked for, or no row is left.
-            Nothing half-written is left.
     """
     source, text = Blocks.open(rows, "valid"), Blocks.open(seen, "train")
     _require_one_tokenizer(source, text, rows, seen)
     vocab_size = source.manifest["vocab_size"]
-    known = _counts(_drawn(text, job.seen_rows, seen), vocab_size) > 0  # (V,)
+    known = torch.zeros(vocab_size, dtype=torch.bool)  # (V,)
+    for chunk in _drawn(text, job.seen_rows, seen):
+        known[chunk.to(torch.int64).flatten()] = True
     kept, dropped_by = 0, torch.zeros(vocab_size, dtype=torch.int64)
     with whole_files(out, "valid.bin") as files:
         with open(files["valid.bin"], "wb") as file:
@@ -89,14 +90,6 @@ def _drawn(text: Blocks, count: int | None, seen: Path) -> Iterator[Tensor]:
 
 def _chunks(rows: Tensor) -> Iterator[Tensor]:
     return iter(rows.split(max(_IDS // rows.shape[1], 1)))
-
-
-def _counts(chunks: Iterator[Tensor], vocab_size: int) -> Tensor:
-    """(V,): how often each id occurs."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for chunk in chunks:
-        counts += torch.bincount(chunk.to(torch.int64).flatten(), minlength=vocab_size)
-    return counts
 
 
 def _rows_with(chunk: Tensor, vocab_size: int) -> Tensor:

@@ -1,11 +1,8 @@
 """Tokenizers that come as one tokenizer.json, each a `Coder`: a model's own, and GPT-2's byte-level BPE as published.
 
-Of a model's own, a document is what the tokenizer makes of a text, its beginning-of-text id included; the literal text
-of a special token is text. Documents end with the end-of-text id, or with the beginning-of-text id of a tokenizer that
-has no other.
-
-GPT-2's has 50,257 ids, the last of them the end of a document. As published, it turns the literal text `<|endoftext|>`
-into that id. Here it is text like any other, so that no document can end another.
+A document is what the tokenizer makes of a text, its beginning-of-text id included. It ends with the end-of-text id, or
+with the beginning-of-text id of a tokenizer that has no other. The literal text of a special token is text, so that no
+document can end another.
 """
 
 import json
@@ -17,7 +14,7 @@ from typing import Any
 from tapernorm.checkpoints.gguf import is_gguf, tokenizer_of_gguf
 from tapernorm.checkpoints.tokenizer_files import TOKENIZER_FILES
 from tapernorm.util.atomic_files import read_json, sha256_of, whole_file, write_json
-from tapernorm.util.errors import UserError
+from tapernorm.util.errors import UserError, one_line
 from tapernorm.util.hashing import digest
 
 from ..config.jobs import BpeJob
@@ -37,9 +34,6 @@ class HFTokenizer:
     """The tokenizer that `save_hub_tokenizer` or `save_bpe` wrote into a folder; the interface of `tokenizers.Coder`.
 
     It encodes all of a text: truncation and padding that the file was saved with are switched off.
-
-    Raises:
-        UserError: the folder holds no such tokenizer, or not the one that its manifest describes.
     """
 
     manifest: dict[str, Any]
@@ -98,8 +92,7 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
         vocab_size: the model's.
 
     Raises:
-        UserError: there is none, it has no tokenizer.json form, its ids are not those of its own file or not the
-            model's, or no id can end a document. Nothing half-written is left.
+        UserError: there is none, its ids are not those of its own file or not the model's, or none ends a document.
     """
     loaded = _load(source)
     with tempfile.TemporaryDirectory() as name:
@@ -143,9 +136,8 @@ def _load(source: Path) -> Any:
     except UserError:
         raise
     except Exception as error:  # of any type, by what is wrong with the files
-        reason = " ".join(str(error).split())[:200]
         remedy = "fetch it again" if is_gguf(source) else "put its tokenizer.json there"
-        raise UserError(f"no tokenizer can be read in {source} ({reason}): {remedy}") from error
+        raise UserError(f"no tokenizer can be read in {source} ({one_line(error)}): {remedy}") from error
 
 
 def _files_of(source: Path, made: Path, loaded: Any) -> dict[str, Path]:
@@ -163,11 +155,7 @@ def _files_of(source: Path, made: Path, loaded: Any) -> dict[str, Path]:
 
 
 def _require_ids(loaded: Any, source: Path, vocab_size: int) -> int:
-    """The id that ends documents.
-
-    Raises:
-        UserError: there is none, an id is not what the files say, or it is none of the model's.
-    """
+    """The id that ends documents."""
     mark = loaded.eos_token if loaded.eos_token is not None else loaded.bos_token
     if mark is None:
         raise UserError(
@@ -220,11 +208,7 @@ def _settings(source: Path) -> dict[str, Any]:
 def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
     """Write the published tokenizer that `job` names, a hub name or a folder, into `out`; returns its manifest.
 
-    Its files load in `transformers` too. They are always loaded by name or folder: given the names of its two original
-    files instead, `transformers` makes a tokenizer without a vocabulary and says nothing.
-
-    Raises:
-        UserError: it cannot be loaded, or it is not GPT-2's. Nothing half-written is left.
+    Loaded by name or folder: of the names of its two files `transformers` makes a tokenizer without a vocabulary.
     """
     from transformers import GPT2Tokenizer
 

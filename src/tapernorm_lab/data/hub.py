@@ -26,11 +26,7 @@ class Rows:
 
     @classmethod
     def of_hub(cls, name: str, *, split: str, revision: str | None, remedy: str, streaming: bool = False) -> Self:
-        """A split of a data set of the hub; streamed, rows are fetched as they are read.
-
-        Raises:
-            UserError: the hub is out of reach or has no such data set; the message ends in the `remedy`.
-        """
+        """A split of a data set of the hub; streamed, rows are fetched as they are read."""
         import datasets
 
         reading = partial(_reaching, name, remedy)
@@ -40,11 +36,7 @@ class Rows:
 
     @classmethod
     def of_files(cls, files: Sequence[Path], field: str, *, streaming: bool = False) -> Self:
-        """The rows of Parquet files, in the order given, whose column `field` will be read.
-
-        Raises:
-            UserError: a file is no Parquet file, or they do not go together.
-        """
+        """The rows of Parquet files, in the order given, whose column `field` will be read."""
         import datasets
 
         names = [str(file) for file in files]
@@ -54,11 +46,7 @@ class Rows:
         return cls(rows, {"files": described(files)}, reading)
 
     def column(self, name: str, size: int = _ROWS) -> Iterator[Any]:
-        """The values of one column in order, read `size` at a time.
-
-        Raises:
-            UserError: there is no such column, or it cannot be read.
-        """
+        """The values of one column in order, read `size` at a time."""
         with self.reading():
             for batch in self.rows.iter(batch_size=size):
                 if name not in batch:
@@ -66,21 +54,13 @@ class Rows:
                 yield from batch[name]
 
     def texts(self, name: str) -> Iterator[str]:
-        """The documents in one column, in order; a null is an empty one.
-
-        Raises:
-            UserError: as `column`, or a row holds no text.
-        """
+        """The documents in one column, in order; a null is an empty one."""
         for row, value in enumerate(self.column(name)):
             yield text_of(value, f"row {row} of column {name!r}")
 
 
 def parquet_files(patterns: Sequence[str]) -> list[Path]:
-    """The Parquet files that paths, globs and folders name, in the order given, sorted within a glob or folder.
-
-    Raises:
-        UserError: a pattern matches no file, or a file is empty or no Parquet file by its name.
-    """
+    """The Parquet files that paths, globs and folders name, in the order given, sorted within a glob or folder."""
     files = find_files([str(Path(p) / "**" / "*.parquet") if Path(p).is_dir() else p for p in patterns])
     for path in files:
         if path.suffix != ".parquet":

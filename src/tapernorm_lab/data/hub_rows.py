@@ -23,11 +23,10 @@ _REMEDY = "copy its Parquet files from a machine that has one, and name their fo
 def write_hub_rows(job: HubRowsJob, tokenizer: Path, out: Path) -> dict[str, Any]:
     """Write the first `max_rows` rows of a data set into `out`, as the split `valid`; returns the manifest.
 
-    Only the rows that are needed are fetched where `max_rows` says how many; memory does not grow with their number.
+    Where `max_rows` says how many are needed, no more are fetched.
 
     Raises:
-        UserError: the data set cannot be had, lacks the field or split, has no row, or a row has another length than
-            `context` or an id outside the tokenizer's vocabulary. Nothing half-written is left.
+        UserError: the data set cannot be had, lacks the field or split, has no row, or one that does not fit.
     """
     coder = open_tokenizer(tokenizer)
     _, code = DTYPES[smallest_dtype(coder.vocab_size)]

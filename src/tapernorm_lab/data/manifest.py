@@ -60,8 +60,7 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
     """The manifest of `folder`, which must hold a `kind` written with this schema version.
 
     Raises:
-        UserError: there is none, it is not JSON, or it is of another kind or schema version. A key that the manifest
-            lacks raises UserError when it is looked up.
+        UserError: there is none, it is damaged, or of another kind or schema version; a missing key, when looked up.
     """
     path = folder / "manifest.json"
     remedy = f"make it with `tapernorm {'tokens' if kind == 'blocks' else kind} --out {folder} …`"

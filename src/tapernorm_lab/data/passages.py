@@ -1,9 +1,8 @@
 """Few documents, split by passages: validation takes contiguous stretches of them from several places.
 
 The documents of a source are laid end to end, a repeated one once. Validation takes passages of equal length from the
-middle of as many equal sections; training takes what lies between them. A passage ends at the nearest end of a
-paragraph, else of a line, a sentence or a word, and never inside a character that several code points make. Nothing of
-a document is lost: its passages in order are the document.
+middle of as many equal sections; training takes the rest. A passage ends at the nearest end of a paragraph, else of a
+line, a sentence or a word, never inside a character that several code points make. No text is lost.
 """
 
 import hashlib
@@ -60,9 +59,6 @@ class Layout:
 
     def passages(self, text: str) -> Iterator[tuple[Literal["train", "valid"], str]]:
         """The passages of one of the documents, in order, with their split.
-
-        Raises:
-            KeyError: it is none of them.
 
         The documents must have `least_characters` of the fraction together.
         """

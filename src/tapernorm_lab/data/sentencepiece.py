@@ -1,12 +1,10 @@
 """SentencePiece made lossless: decode(encode(text)) == text for any text, with one end-of-document id.
 
-Bytes stand in for characters outside the vocabulary, nothing is normalised, no space is added or removed, and newlines
-are characters like others. One character is beyond it: U+2581 is SentencePiece's own mark for a space, and the two
-cannot be told apart afterwards. It is counted and, by default, refused.
+Bytes stand in for characters outside the vocabulary, and nothing is normalised. One character is beyond it: U+2581 is
+SentencePiece's own mark for a space. It is counted and, by default, refused.
 
-Left to its defaults the trainer skips every sentence over 4192 bytes, and always those that hold U+2585, with no more
-than a line in its log. Here the limit is its largest, text is cut at U+2585 (which then falls back to bytes), and the
-number of sentences that the trainer says it loaded must be the number it was given.
+By default the trainer skips sentences over 4192 bytes or with U+2585, with a line in its log. Here the limit is its
+largest, text is cut at U+2585, and the number of sentences that it says it loaded must be the number it was given.
 """
 
 import hashlib
@@ -40,11 +38,7 @@ _ERRORS_ONLY = 2  # absl log severity
 
 
 class Tokenizer:
-    """The tokenizer that `train_tokenizer` wrote into a folder.
-
-    Raises:
-        UserError: the folder holds no tokenizer, or its model is not the one that the manifest describes.
-    """
+    """The tokenizer that `train_tokenizer` wrote into a folder."""
 
     manifest: dict[str, Any]
     vocab_size: int  # ids are 0 .. vocab_size - 1
@@ -78,23 +72,18 @@ class Tokenizer:
         return self._processor.encode([text.encode("utf-8") for text in texts], num_threads=1)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text that `ids` stand for.
-
-        Raises:
-            IndexError: an id is outside the vocabulary.
-        """
+        """The text that `ids` stand for."""
         return self._processor.decode(list(ids))
 
 
 def train_tokenizer(job: TokenizerJob, corpus: Path, out: Path) -> dict[str, Any]:
     """Train on the training split of `corpus` and write the tokenizer into `out`; returns its manifest.
 
-    A pure function of the settings and the corpus: the same two give the same bytes. SentencePiece holds all it trains
-    on in memory; `max_documents` bounds that.
+    The same settings and corpus give the same bytes. SentencePiece holds all that it trains on in memory.
 
     Raises:
         UserError: the corpus holds U+2581 and that is refused, the vocabulary does not fit the corpus, or SentencePiece
-            would leave a document out. Nothing half-written is left.
+            would leave a document out.
     """
     settings = job.tokenizer
     corpus_manifest = read_manifest(corpus, "corpus")
@@ -170,12 +159,7 @@ class _Sentences:
 
 
 def fit(settings: TokenizerConfig, documents: Iterable[str]) -> Trained:
-    """Train on every document, on one thread: the same documents give the same bytes.
-
-    Raises:
-        UserError: the vocabulary is too large or too small for the text (with the nearest that fits), or the trainer
-            did not load every document.
-    """
+    """Train on every document, on one thread: the same documents give the same bytes."""
     from sentencepiece import SentencePieceTrainer, set_min_log_level
 
     model, sentences = io.BytesIO(), _Sentences(documents)

@@ -46,22 +46,14 @@ class Source:
 
 
 def files_of(data: DataConfig) -> list[Path]:
-    """The user's own files that a source reads; none for one that reads other text.
-
-    Raises:
-        UserError: one is missing, empty or of the wrong kind.
-    """
+    """The user's own files that a source reads; none for one that reads other text."""
     if not data.files:
         return []
     return parquet_files(data.files) if data.source == "openwebtext" else find_files(data.files)
 
 
 def open_source(data: DataConfig) -> Source:
-    """The source that `data.source` names; whatever can be checked without reading the text is checked here.
-
-    Raises:
-        UserError: the package, the data set or the files cannot be had; the message holds the remedy.
-    """
+    """The source that `data.source` names; whatever can be checked without reading the text is checked here."""
     sources: dict[str, Callable[[DataConfig], Source]] = {
         "web": _web,
         "tinystories": _tinystories,
@@ -108,7 +100,7 @@ def _tinystories(data: DataConfig) -> Source:
     named = f"data.source to 'text' and {files}" if files == "data.files" else files
     remedy = f"download its text on a machine that has one, and set {named} to the local .txt, .jsonl or .parquet files"
     published: dict[Split, str] = {"valid": "validation", "train": "train"}
-    splits = {
+    splits: dict[Split, Rows] = {
         split: Rows.of_hub(HUB_NAME, split=name, revision=HUB_REVISION, remedy=remedy)
         for split, name in published.items()
     }
@@ -118,8 +110,8 @@ def _tinystories(data: DataConfig) -> Source:
 def _openwebtext(data: DataConfig) -> Source:
     """OpenWebText in the split that earlier work on GPT-2 drew, so that what it held out stays held out here.
 
-    The split is `datasets`' own: 0.05 % of the documents, shuffled with seed 2357, in the order of the data set
-    (method.md section 11). It comes from the hub, or from local Parquet files in the order given.
+    The split is `datasets`' own: 0.05 % of the documents, shuffled with seed 2357, in the order of the data set.
+    It comes from the hub, or from local Parquet files in the order given.
     """
     found = Rows.of_files(parquet_files(data.files), _FIELD) if data.files else _openwebtext_of_hub()
     rows = found.rows

@@ -1,11 +1,8 @@
 """The running Python's own standard library as text: a file is a document, in an order and in halves drawn by hash.
 
-The hash is that of the text, salted: of the text rather than the path, so that files of equal text stand in one half;
-salted, so that it is independent of the hash that divides a corpus into training and validation. The order of the hash
-makes any first n documents a sample of the library, where that of the alphabet would give one package.
-
-The library's tests are left out: distributions of Python leave them out or package them apart, and without them the
-text is much the same on every machine.
+The hash is that of the text, so that files of equal text stand in one half; salted, so that it is independent of the
+one that divides a corpus. In its order any first n documents are a sample of the library. The library's tests are left
+out, as many distributions of Python do.
 """
 
 import hashlib
@@ -44,9 +41,6 @@ def standard_library(part: Part | None, root: Path | None = None) -> Library:
 
     A file is decoded as its own first lines say (PEP 263). One that cannot be, or that holds half a surrogate pair, is
     skipped and named. Links are no files of the library.
-
-    Raises:
-        UserError: there is no source file.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     whole = hashlib.sha256()

@@ -5,10 +5,8 @@
 .jsonl    one JSON object a line, the text under a named field
 .parquet  one row a document, the text in a named column
 
-A null in place of a text is an empty document, in these files as in data sets of the hub. A corpus drops empty
-documents and counts them.
-
-Nothing else of the text is touched. Memory holds one document and one chunk, however long the file.
+A null in place of a text is an empty document. Nothing else of the text is touched. Memory holds one document and one
+chunk, however long the file.
 """
 
 import codecs
@@ -30,11 +28,7 @@ _EDGE_NEWLINE = re.compile(r"\A\r?\n|\r?\n\Z")
 
 
 def find_files(patterns: Sequence[str]) -> list[Path]:
-    """The files that paths and globs name, in the order given, sorted within a glob, each once.
-
-    Raises:
-        UserError: a pattern matches no file, or a file is empty, of an unknown kind, or has a name that is no text.
-    """
+    """The files that paths and globs name, in the order given, sorted within a glob, each once."""
     found: dict[Path, Path] = {}
     for pattern in patterns:
         files = _matches(pattern)
@@ -102,11 +96,7 @@ def _from_parquet(path: Path, field: str) -> Iterator[str]:
 
 
 def parquet_column(path: Path, field: str) -> Iterator[Any]:
-    """The values of one column of a Parquet file, row by row.
-
-    Raises:
-        UserError: the file is damaged (with the row), no Parquet file, or without the column (with those there are).
-    """
+    """The values of one column of a Parquet file, row by row."""
     import pyarrow
     import pyarrow.parquet
 
@@ -172,11 +162,7 @@ def _utf8(path: Path, offset: int, raw: bytes) -> str:
 
 
 def text_of(value: Any, where: str) -> str:
-    """The document that a field or column holds: its text, or an empty one for a null.
-
-    Raises:
-        UserError: it is no text; the message says `where`.
-    """
+    """The document that a field or column holds: its text, or an empty one for a null."""
     if value is None:
         return ""
     if not isinstance(value, str):

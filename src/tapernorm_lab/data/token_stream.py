@@ -43,11 +43,7 @@ class TokenStream:
 
 
 def open_split(folder: Path, kind: Kind, split: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The manifest of a folder of this kind, and its entry of one split.
-
-    Raises:
-        UserError: the folder holds nothing of this kind and schema version, or no such split.
-    """
+    """The manifest of a folder of this kind, and its entry of one split."""
     manifest = read_manifest(folder, kind)
     if split not in manifest["splits"]:
         raise UserError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
@@ -60,11 +56,7 @@ def smallest_dtype(vocab_size: int) -> str:
 
 
 def map_ids(path: Path, count: int, dtype: str) -> Tensor:
-    """Map a file of `count` ids, (count,); nothing is read yet.
-
-    Raises:
-        UserError: the file is missing or of another size.
-    """
+    """Map a file of `count` ids, (count,); nothing is read yet."""
     if dtype not in DTYPES:
         raise UserError(f"{path.parent / 'manifest.json'} has dtype {dtype!r}; known: {', '.join(DTYPES)}")
     kind, _ = DTYPES[dtype]
@@ -78,11 +70,7 @@ def map_ids(path: Path, count: int, dtype: str) -> Tensor:
 
 
 def windows(stream: TokenStream, *, seed: int, step: int, batch: int, context: int) -> Tensor:
-    """(B, T+1) int64: `batch` windows whose offsets are uniform over the stream, a pure function of (seed, step).
-
-    Raises:
-        UserError: the stream is shorter than one window.
-    """
+    """(B, T+1) int64: `batch` windows whose offsets are uniform over the stream, a pure function of (seed, step)."""
     offsets = len(stream.tokens) - context
     _require_a_window("the stream", len(stream.tokens), context)
     starts = torch.randint(offsets, (batch,), generator=generator(seed, f"windows/{step}"))
@@ -90,14 +78,13 @@ def windows(stream: TokenStream, *, seed: int, step: int, batch: int, context: i
 
 
 def write_tokens(corpus: Path, tokenizer: Path, out: Path, context: int) -> dict[str, Any]:
-    """Encode both splits of `corpus` into `out`; returns the manifest. Memory does not grow with the corpus.
+    """Encode both splits of `corpus` into `out`; returns the manifest.
 
-    The tokenizer may come from another corpus. The manifest holds the hashes of the corpus, of the tokenizer and of the
-    corpus that the tokenizer was trained on, so a reader sees which.
+    The tokenizer may come from another corpus: the manifest holds the hashes of both.
 
     Raises:
-        UserError: a split is shorter than one window of `context` + 1 tokens, the corpus is not what its manifest
-            describes, or a document cannot be encoded. Nothing half-written is left.
+        UserError: a split is shorter than one window of `context` + 1 tokens, or the corpus is not what its manifest
+            describes.
     """
     coder = Tokenizer(tokenizer)
     described = read_manifest(corpus, "corpus")["splits"]
@@ -128,9 +115,6 @@ def encode_split(
     """Write the ids of one split of `corpus`, each document closed, into `path`; counts of all that was encoded.
 
     Only whole rows of `row` ids are written. What is left over after every `group` documents is dropped.
-
-    Raises:
-        UserError: the split is not what the manifest of the corpus describes.
     """
     counts = {"documents": 0, "tokens": 0, "bytes": 0}
     ids = array.array(DTYPES[smallest_dtype(coder.vocab_size)][1])  # encoded and not written yet

@@ -29,11 +29,7 @@ def piece_of(coder: Coder, row: Sequence[int], position: int) -> str:
 
 
 def open_tokenizer(folder: Path) -> Coder:
-    """The tokenizer that `train_tokenizer`, `save_bpe` or `save_hub_tokenizer` wrote into a folder.
-
-    Raises:
-        UserError: the folder holds no tokenizer, or its files are not those that its manifest describes.
-    """
+    """The tokenizer that `train_tokenizer`, `save_bpe` or `save_hub_tokenizer` wrote into a folder."""
     model_type = read_manifest(folder, "tokenizer")["model_type"]
     if model_type in (GPT2_BPE, HUB):
         from .hf_tokenizer import HFTokenizer

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from tapernorm.checkpoints.pretrained import commit_of, find
 from tapernorm.checkpoints.store import save
 from tapernorm.models.decoder import parameter_count
 from tapernorm.util.atomic_files import write_json
@@ -39,14 +40,15 @@ def bring_model(source: str, out: Path, *, overwrite: bool = False) -> dict[str,
     """
     work = Work("base", {"source": source})
     with output_folder(out, work, overwrite=overwrite):
-        model = load_base(source)
+        folder = find(source)
+        model = load_base(folder)
         (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
         save(model, out)
         result = {
             "schema_version": SCHEMA_VERSION,
             "kind": "base",
             "source": source,
-            "commit": getattr(model.config, "_commit_hash", None),  # of the hub's repository; None for a folder
+            "commit": commit_of(folder),  # of the hub's repository; None for a folder
             "normalises": not is_disarmed(model.config),
             "values": {"parameters": {"value": parameter_count(model), "unit": "parameters"}},
             "provenance": provenance(config_hash=digest({"source": source})),

@@ -1,20 +1,17 @@
 """GPT-2 as transformers has it: published or saved weights, and fresh ones of any size.
 
-Method.md sections 8 and 10. Nothing but weights and numbers is read: code that comes with a model is never run.
+Nothing but weights and numbers is read: code that comes with a model is never run.
 """
 
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tapernorm.architectures import architecture_of
-from tapernorm.checkpoints.base_config import build, require_plain, settle
-from tapernorm.checkpoints.pretrained import load_weights
+from tapernorm.checkpoints.pretrained import config_of, find, load_pretrained
 from tapernorm.checkpoints.stock_form import DISARMED_EPS
 from tapernorm.checkpoints.store import blank, is_ours, load
 from tapernorm.util.errors import UserError
@@ -26,18 +23,17 @@ def load_base(source: str | Path) -> GPT2LMHeadModel:
     """The GPT-2 that a hub name or a folder holds, float32, in eval mode: of transformers' format, or saved by us.
 
     Raises:
-        UserError: nothing of that name can be had, it is no GPT-2, or its weights are quantised, not finite or not what
-            its config describes.
+        UserError: as `pretrained.find` and `pretrained.load_pretrained`; or it is no GPT-2, or none with plain norms.
     """
-    folder = Path(source).expanduser()
-    if folder.is_dir() and is_ours(folder):
+    folder = find(source)
+    if is_ours(folder):
         return _require_plain(load(folder, GPT2LMHeadModel), source)
-    place = str(folder) if folder.is_dir() else str(source)
-    config = _read_config(place)
-    try:
-        return load_weights(GPT2LMHeadModel, place, config)
-    except OSError as error:
-        raise _unreachable(source, error) from None
+    kind, _ = config_of(folder)
+    if kind is not GPT2LMHeadModel:
+        raise UserError(f"{source} holds a {kind.__name__}, and a GPT2LMHeadModel is needed here")
+    model = load_pretrained(folder)
+    assert isinstance(model, GPT2LMHeadModel)
+    return model
 
 
 @torch.no_grad()
@@ -80,44 +76,6 @@ def is_disarmed(config: GPT2Config) -> bool:
     carries 1e6 / sigma_bar.
     """
     return config.layer_norm_epsilon >= DISARMED_EPS
-
-
-def _read_config(place: str) -> GPT2Config:
-    """The config in a folder or on the hub.
-
-    Raises:
-        UserError: there is none, it is not a GPT-2's, or it is damaged.
-    """
-    try:
-        raw, _ = GPT2Config.get_config_dict(place)
-    except OSError as error:
-        raise _unreachable(place, error) from None
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # of JSON that is no config
-        raise UserError(f"the config.json of {place} is damaged ({error}): fetch it again") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"the config.json of {place} holds no JSON object: fetch it again")
-    if not raw:
-        raise _unreachable(place, OSError("it holds no config.json."))
-    kind = raw.get("model_type")
-    if kind != "gpt2":
-        raise UserError(f"{place} holds a model of type {kind!r}; this needs a GPT-2 (model_type 'gpt2')")
-    require_plain(raw, place)
-    try:
-        config: Any = GPT2Config.from_dict(raw)
-    except StrictDataclassError as error:
-        raise UserError(f"{place}: {' '.join(str(error).split())}") from None
-    settle(config)
-    build(GPT2LMHeadModel, config, place)
-    return config
-
-
-def _unreachable(source: str | Path, error: OSError) -> UserError:
-    reason = str(error).strip().splitlines()[0]
-    return UserError(
-        f"cannot read a GPT-2 from {str(source)!r}: {reason} "
-        "Give the name of a model on the hub and a network that reaches it, or a folder with config.json and "
-        "model.safetensors"
-    )
 
 
 def _require_plain(model: GPT2LMHeadModel, source: str | Path) -> GPT2LMHeadModel:

@@ -12,7 +12,7 @@ from ..config import published
 from .engine import statistics as stats
 from .frames.decoding import Bench
 from .frames.gpt2_summary import published_gap
-from .tables.table2_notes import NAIVE
+from .tables.table2_decoding import NAIVE
 from .verdicts import Estimate
 
 NORMED = ("baseline", "internal", "internal_aux")  # variants that keep the final norm

@@ -1,6 +1,6 @@
 """Which runs a table rests on: a row per result file, and in words where their code, config or versions differ."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,21 +149,6 @@ def device_and_code(jobs: Sequence[Mapping[str, Any]]) -> str:
     devices = ", ".join(sorted({job["device"] for job in jobs}))
     torch = same_or_not("PyTorch", (job["torch"] for job in jobs))
     return f"Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
-
-
-def missing_seeds(rows: Sequence[Row], of: str, names: Sequence[str]) -> Iterator[str]:
-    """The notes that name the models, told apart by the column `of`, which lack a seed that another of their width has.
-
-    Args:
-        names: of those that are told.
-    """
-    for d_model in sorted({row["d_model"] for row in rows}):
-        here = {row[of]: row for row in rows if row["d_model"] == d_model}
-        seeds = {name: set(row["seeds"].split()) for name, row in here.items()}
-        union = set[str]().union(*seeds.values())
-        for name in names:
-            if missing := sorted(union - seeds.get(name, union), key=int):
-                yield f"At d {d_model}, {here[name]['label']} has no seed {', '.join(missing)}."
 
 
 def of_several_codes(commits: Sequence[str]) -> str:

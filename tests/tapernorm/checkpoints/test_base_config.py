@@ -11,7 +11,7 @@ from gguf_files import made, write_gguf
 from own_models import write_model, write_stories
 from safetensors.torch import load_file, save_file
 from taper_runs import run_of
-from tiny_models import gated, tiny
+from tiny_models import gated
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from tapernorm import export
@@ -20,7 +20,6 @@ from tapernorm.checkpoints import store
 from tapernorm.checkpoints.base_config import UnusableWeights
 from tapernorm.checkpoints.pretrained import load_pretrained, skeleton
 from tapernorm.util.errors import UserError
-from tapernorm_lab.cli.main import main
 from tapernorm_lab.models.gpt2 import load_base
 from tapernorm_lab.own_model.dry_run import outline
 from tapernorm_lab.own_model.options import Request
@@ -178,17 +177,6 @@ def test_weights_that_only_a_pickle_holds_are_refused_before_anything_is_loaded(
     refused_everywhere(home, folder, name, "safetensors", readers=(skeleton, load_pretrained))
     shutil.copy(home / "gpt2/model.safetensors", folder)
     assert load_pretrained(folder)
-
-
-@pytest.mark.parametrize("option", [[], ["--dry-run"]])
-def test_the_command_says_it_in_one_line(home, tmp_path, capsys, option):
-    store.save(tiny("gpt2", dtype=torch.float32), tmp_path / "own")
-    words = ["taper", "--model", str(tmp_path / "own"), "--data", str(home / "train.txt"), "--out", str(tmp_path / "o")]
-    assert main([*words, "--steps", "20", *option]) == 2
-    said = capsys.readouterr().err.strip()
-    assert "written by tapernorm" in said
-    assert "\n" not in said
-    assert not (tmp_path / "o").exists()
 
 
 # Weights

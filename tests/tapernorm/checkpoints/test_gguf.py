@@ -11,14 +11,7 @@ from places import ROOT
 
 import tapernorm
 from tapernorm.architectures import has_tied_head, logits_of
-from tapernorm.checkpoints.pretrained import (
-    config_of,
-    find,
-    licence_of,
-    load_pretrained,
-    model_digest,
-    skeleton,
-)
+from tapernorm.checkpoints.pretrained import config_of, find, licence_of, load_pretrained, model_digest, skeleton
 from tapernorm.checkpoints.store import load
 from tapernorm.folding import fold
 from tapernorm.util.atomic_files import read_json, sha256_of

@@ -14,8 +14,6 @@ from builders import snapshot, tokens
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from tiny_models import gated, tiny
-from torch import nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tapernorm.architectures import ARCHITECTURES, logits_of
 from tapernorm.checkpoints import store
@@ -201,71 +199,3 @@ def test_a_pickled_taper_goes_on_where_it_was(protocol, tmp_path):
     other.detach()
     assert type(again.model.norm).__name__ == "LlamaRMSNorm"
     assert (len(again.model._forward_pre_hooks), len(again.model.norm._forward_pre_hooks)) == (1, 1)
-
-
-# transformers' Trainer
-
-STEPS = 6
-
-
-class Drive(TrainerCallback):
-    """What any callback does: the gate before a step, observation around it, the state beside a checkpoint."""
-
-    def __init__(self, driver):
-        self.driver = driver
-
-    def on_step_begin(self, args, state, control, **_):
-        self.driver.set_step(state.global_step)
-        self.observing = self.driver.observe()
-        self.observing.__enter__()
-
-    def on_step_end(self, args, state, control, **_):
-        self.observing.__exit__(None, None, None)
-
-    def on_save(self, args, state, control, **_):
-        torch.save(self.driver.state_dict(), f"{args.output_dir}/checkpoint-{state.global_step}/taper.pt")
-
-
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, i):
-        row = tokens(1, 7, seed=100 + i)[0]
-        return {"input_ids": row, "labels": row}
-
-
-def train(folder, *, resume=None):
-    """Six steps of a taper; with `resume`, from that checkpoint on."""
-    model = tiny("qwen2", dtype=torch.float32)
-    driver = attach(model, schedule=GateSchedule(start=2, end=5), ema_rate=0.1)
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=STEPS,
-        per_device_train_batch_size=4,
-        save_steps=3,
-        learning_rate=1e-2,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_strategy="no",
-    )
-    trainer = Trainer(model=model, args=arguments, train_dataset=Rows(), callbacks=[Drive(driver)])
-    if resume is not None:
-        driver.load_state_dict(torch.load(resume / "taper.pt", weights_only=True))
-    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-    return model
-
-
-def test_the_trainer_saves_checkpoints_and_goes_on_from_them(tmp_path):
-    whole = train(tmp_path / "whole")
-    checkpoint = tmp_path / "whole" / "checkpoint-3"
-    assert (checkpoint / "model.safetensors").is_file()
-    resumed = train(tmp_path / "resumed", resume=checkpoint)
-    assert snapshot(resumed.state_dict()) == snapshot(whole.state_dict())
-    fresh = tiny("qwen2", dtype=torch.float32)
-    assert not torch.equal(whole.model.norm.weight, fresh.model.norm.weight)
-    folded, _ = fold(whole)
-    assert isinstance(folded.model.layers[0].input_layernorm, nn.Identity)
-    expected = logits_of(whole.eval(), tokens())
-    assert builders.close(logits_of(folded.eval(), tokens()), expected, 1e-5)

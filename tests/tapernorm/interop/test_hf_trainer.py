@@ -10,12 +10,7 @@ from tiny_models import tiny
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
-from tapernorm import (
-    GateSchedule,
-    TaperCallback,
-    attach,
-    fold,
-)
+from tapernorm import GateSchedule, TaperCallback, attach, fold
 from tapernorm.architectures import logits_of
 from tapernorm.taper import taper_of
 from tapernorm.util.errors import UserError

@@ -1,7 +1,5 @@
 """Text decoding against transformers' generate and against a NumPy sampler."""
 
-import json
-
 import builders
 import numpy as np
 import pytest
@@ -9,19 +7,15 @@ import torch
 import transformers
 from builders import decoder, shape, tokens
 from hugging_face import hugging_face
-from places import ROOT
-from safetensors.torch import load_file
 
 from tapernorm.folding import fold
 from tapernorm.models.decode import Sampling, generate, pad_left
 from tapernorm.models.decoder import Decoder
-from tapernorm.models.decoder_config import DecoderConfig
 from tapernorm.models.packed_decoder import PackedDecoder
 from tapernorm.util.compiler import has_compiler
 from tapernorm.util.errors import UserError
 from tapernorm.util.rng import generator
 
-STORIES = ROOT.parent / "shared/models/stories260K"
 PROMPTS = ([3, 17, 8, 8, 21], [11, 2], [5, 9, 26, 1])  # of different lengths
 
 
@@ -104,34 +98,6 @@ def test_a_folded_model_writes_what_its_gated_form_wrote():
     for fused in (False, True):
         folded, _ = fold(gated, fused=fused)
         assert torch.equal(written(folded, tokens(3, 5), new_tokens=25), written(gated, tokens(3, 5), new_tokens=25))
-
-
-def test_a_trained_model_tells_the_story_that_transformers_tells():
-    if not STORIES.is_dir():
-        pytest.skip(f"{STORIES} is not there")
-    theirs = transformers.LlamaForCausalLM.from_pretrained(STORIES, local_files_only=True).eval()
-    config = DecoderConfig(
-        vocab_size=512,
-        d_model=64,
-        n_layer=5,
-        n_head=8,
-        n_kv_head=4,
-        d_ff=172,
-        context=512,
-        norm="rmsnorm",
-        norm_eps=1e-5,
-        rope_theta=10_000.0,
-        tie_head=True,
-    )
-    ours = Decoder(config)
-    missing, unexpected = ours.load_state_dict(load_file(STORIES / "model.safetensors"), strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"], [])  # tied
-    ids, pads = pad_left([[1], [1, 403, 407], [1, 410]], pad=0)  # `1` begins a story
-    found = written(ours, ids, new_tokens=120, pads=pads, eod=2)
-    assert torch.equal(found, their_continuation(theirs, ids, pads, 120, eod=2))
-    pieces = json.loads((STORIES / "pieces.json").read_text())["pieces"]
-    story = "".join(pieces[i] for i in found[0].tolist()).replace("▁", " ")
-    assert story.startswith(" Once upon a time, there was a little")
 
 
 # --- sampling ---

@@ -11,10 +11,10 @@ import pytest
 import reference
 import torch
 import transformers
-from builders import array, close, decoder, reference_norm, shape, tokens
+from builders import array, close, decoder, shape, tokens
 from hugging_face import hugging_face
 
-from tapernorm.models.decoder import Decoder, RotaryTable, parameter_count
+from tapernorm.models.decoder import Decoder, RotaryTable, lengthen, parameter_count
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.sections import paper_d_ff
 
@@ -117,20 +117,8 @@ def test_a_wrong_convention_shows(damage):
 # Against NumPy
 
 
-def numpy_logits(model, ids, tables):
-    state = {name: array(value) for name, value in model.state_dict().items()}
-    sizes = {key: getattr(model.config, key) for key in ("n_layer", "n_head", "n_kv_head")}
-
-    def norm(name, h):
-        return reference_norm(model.get_submodule(name), h)
-
-    cos, sin = tables
-    return np.stack([reference.decoder(row, state, norm, cos=cos, sin=sin, **sizes) for row in ids.numpy()])
-
-
-def tables_of(config, dtype):
-    tables = reference.rotary_tables(config.context, config.head_dim, config.rope_theta)
-    return [table.astype(dtype).astype(np.float64) for table in tables]
+def numpy_logits(model, ids, **options):
+    return np.stack([builders.reference_decoder(model, row, **options) for row in ids])
 
 
 @pytest.mark.parametrize("norm", builders.NORMS)
@@ -138,9 +126,9 @@ def tables_of(config, dtype):
 @pytest.mark.parametrize("tie_head", [False, True])
 def test_agrees_with_the_reference_decoder(norm, n_kv_head, tie_head):
     model = decoder(d_model=24, n_head=4, norm=norm, n_kv_head=n_kv_head, tie_head=tie_head)
-    rounded = numpy_logits(model, tokens(), tables_of(model.config, np.float32))  # as our tables are
+    rounded = numpy_logits(model, tokens())  # as our tables are
     assert close(model(tokens()), rounded, 1e-12)
-    exact = numpy_logits(model, tokens(), tables_of(model.config, np.float64))
+    exact = numpy_logits(model, tokens(), dtype=np.float64)
     assert close(model(tokens()), exact, 1e-6)
     assert not close(model(tokens()), exact, 1e-12)
 
@@ -149,7 +137,7 @@ def test_agrees_with_the_reference_decoder(norm, n_kv_head, tie_head):
 @pytest.mark.parametrize("g", builders.GATES)
 def test_a_tapered_decoder_agrees_with_the_reference_at_every_gate(norm, g):
     model, _ = builders.calibrated(g, final=True, model_options={"norm": norm})
-    expected = numpy_logits(model, tokens(), tables_of(model.config, np.float32))
+    expected = numpy_logits(model, tokens())
     assert close(model(tokens()), expected, 1e-12)
 
 
@@ -276,3 +264,38 @@ def test_the_gradient_of_the_logits_agrees_with_finite_differences():
     name = "model.layers.0.self_attn.k_proj.weight"
     weight = dict(model.named_parameters())[name].detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda w: apply({name: w}, (tokens(1, 3),)).sum(-1), (weight,))
+
+
+# Beyond its training context
+
+SHORT, LONG = 11, 23  # tokens
+
+
+def test_positions_beyond_the_context_turn_as_in_numpy():
+    model = decoder(context=SHORT).eval()
+    ids = tokens(1, LONG)
+    with pytest.raises(ValueError, match="23 tokens exceed the context of 11"):
+        model(ids)
+    lengthen(model, LONG)
+    with torch.no_grad():
+        found = array(model(ids)[0])
+    np.testing.assert_allclose(found, numpy_logits(model, ids)[0], rtol=0, atol=2e-6)
+    held = np.minimum(np.arange(LONG), SHORT - 1)  # positions that stop at the last one trained on
+    wrong = numpy_logits(model, ids, positions=held)[0]
+    np.testing.assert_allclose(found[:SHORT], wrong[:SHORT], rtol=0, atol=2e-6)
+    assert np.abs(found[SHORT:] - wrong[SHORT:]).max() > 0.01
+
+
+def test_nothing_changes_at_the_positions_that_it_had():
+    model = decoder(context=SHORT, dtype=torch.float32).eval()
+    ids, weights = tokens(3, SHORT), builders.snapshot(model.state_dict())
+    with torch.no_grad():
+        before = model(ids)
+        lengthen(model, LONG)
+        assert torch.equal(model(ids), before)
+    assert builders.snapshot(model.state_dict()) == weights
+    assert model.config.context == LONG
+    tables = {id(module) for module in model.modules() if isinstance(module, RotaryTable)}
+    assert len(tables) == 1  # all layers share it
+    with pytest.raises(ValueError, match="takes 23 tokens, and 11 are fewer"):
+        lengthen(model, SHORT)

@@ -1,21 +1,19 @@
 import hashlib
 import json
-import shutil
 import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from writing import data_config
+from writing import corpus_with
 
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
-from tapernorm_lab.config.jobs import BlocksJob, CorpusJob
+from tapernorm_lab.config.jobs import BlocksJob
 from tapernorm_lab.data import blocks as module
 from tapernorm_lab.data import token_stream as tokens_module
 from tapernorm_lab.data.blocks import Blocks, batch_of, write_blocks
-from tapernorm_lab.data.corpus import build_corpus, read_documents
+from tapernorm_lab.data.corpus import read_documents
 from tapernorm_lab.data.tokenizers import open_tokenizer
 
 
@@ -32,20 +30,6 @@ class ByteTokenizer:
 
 def job(context: int = 5, block_documents: int | None = None, max_rows: int | None = None) -> BlocksJob:
     return BlocksJob(context=context, block_documents=block_documents, max_rows=max_rows)
-
-
-def corpus_with(folder: Path, **splits: list[str]) -> Path:
-    """A corpus folder written by hand."""
-    folder.mkdir(parents=True)
-    entries = {}
-    for split in ("train", "valid"):
-        texts = splits.get(split, [])
-        raw = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-        (folder / f"{split}.jsonl").write_bytes(raw)
-        size = sum(len(text.encode()) for text in texts)
-        entries[split] = {"documents": len(texts), "bytes": size, "sha256": hashlib.sha256(raw).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "kind": "corpus", "splits": entries}))
-    return folder
 
 
 def cut(documents: list[list[int]], eod: int, context: int, group: int | None) -> list[list[int]]:
@@ -88,17 +72,6 @@ def test_rows_are_groups_of_documents_laid_end_to_end_and_cut(
         assert rows_of(tmp_path, split) == cut(documents, coder.eod, 48, group)
     if group == 7:  # control: other groups drop other tokens
         assert rows_of(tmp_path, "train") != cut(encoded["train"], coder.eod, 48, 8)
-
-
-def test_a_hand_made_example(stand_in: ByteTokenizer, tmp_path: Path) -> None:
-    corpus = corpus_with(tmp_path / "corpus", train=["abc", "de", "fghij", "k"], valid=["vwxyz"])
-    write_blocks(job(4), corpus, tmp_path, tmp_path / "whole")
-    a, e = ord("a"), stand_in.eod
-    whole = [[a, a + 1, a + 2, e], [a + 3, a + 4, e, a + 5], [a + 6, a + 7, a + 8, a + 9]]
-    assert rows_of(tmp_path / "whole", "train") == whole  # e, k, e are left over
-    manifest = write_blocks(job(4, block_documents=2), corpus, tmp_path, tmp_path / "pairs")
-    assert rows_of(tmp_path / "pairs", "train") == [whole[0], [a + 5, a + 6, a + 7, a + 8], [a + 9, e, a + 10, e]]
-    assert [manifest["splits"][split]["tokens_dropped"] for split in ("train", "valid")] == [3, 2]
 
 
 def test_the_manifest_is_the_contract(web_corpus: Path, web_tokenizer: Path, tmp_path: Path) -> None:
@@ -148,17 +121,6 @@ def test_a_split_without_documents_is_left_out(stand_in: ByteTokenizer, tmp_path
         Blocks.open(tmp_path / "out", "train")
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, "uint16"), ((1 << 16) + 1, "uint32")])
-def test_the_type_is_the_smallest_that_holds_the_vocabulary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, dtype: str
-) -> None:
-    monkeypatch.setattr(module, "open_tokenizer", lambda _: ByteTokenizer(vocab_size))
-    corpus = corpus_with(tmp_path / "corpus", train=["abcd"], valid=["efgh"])
-    assert write_blocks(job(), corpus, tmp_path, tmp_path / "out")["dtype"] == dtype
-    assert np.fromfile(tmp_path / "out/train.bin", dtype).tolist() == [*b"abcd", vocab_size - 1]
-    assert rows_of(tmp_path / "out", "train") == [[*b"abcd", vocab_size - 1]]
-
-
 def test_memory_does_not_grow_with_the_corpus(stand_in: ByteTokenizer, tmp_path: Path) -> None:
     peaks = []
     for count in (2_000, 8_000):
@@ -182,26 +144,6 @@ def test_a_split_shorter_than_a_row_is_refused_and_leaves_nothing(stand_in: Byte
     with pytest.raises(UserError, match=r"train split has 9 tokens .* group of 1 documents"):
         write_blocks(job(10, block_documents=1), corpus, tmp_path, tmp_path / "out")
     write_blocks(job(4), corpus, tmp_path, tmp_path / "out")  # exactly one row fits
-
-
-def test_a_corpus_that_is_not_its_manifest_s_is_refused(web_corpus: Path, web_tokenizer: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(web_corpus, tmp_path / "corpus")
-    lines = (folder / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (folder / "train.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
-    with pytest.raises(UserError, match=r"train.jsonl holds \d+ documents .* cut short or replaced"):
-        write_blocks(job(64), folder, web_tokenizer, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_file_of_another_size_is_refused(stand_in: ByteTokenizer, tmp_path: Path) -> None:
-    corpus = corpus_with(tmp_path / "corpus", train=["abcdefgh"], valid=["abcdefgh"])
-    write_blocks(job(3), corpus, tmp_path, tmp_path / "out")
-    path = tmp_path / "out/valid.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="has 17 bytes and its manifest says 9 tokens"):
-        Blocks.open(tmp_path / "out", "valid")
-    with pytest.raises(UserError, match="no blocks in"):
-        Blocks.open(tmp_path / "nowhere", "valid")
 
 
 # --- batches ---
@@ -238,21 +180,6 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
     assert forwards[0] != drawn(blocks, seed=3, steps=range(1), batch=8)
 
 
-def test_a_batch_may_be_larger_than_all_rows() -> None:
-    rows = drawn(numbered(3), seed=0, steps=range(2), batch=9)
-    assert [sorted(rows[i : i + 3]) for i in range(0, 18, 3)] == [[0, 1, 2]] * 6
-
-
 def test_the_order_does_not_depend_on_the_batch() -> None:
     blocks = numbered(40)
     assert drawn(blocks, seed=5, steps=range(12), batch=10) == drawn(blocks, seed=5, steps=range(40), batch=3)
-
-
-def test_several_texts_become_one_stream(web_tokenizer: Path, tmp_path: Path) -> None:
-    texts = tuple(data_config(source, max_train_documents=2) for source in ("web", "python_stdlib"))
-    build_corpus(CorpusJob(data=texts), tmp_path / "corpus")
-    manifest = write_blocks(job(32, max_rows=3), tmp_path / "corpus", web_tokenizer, tmp_path / "out")
-    coder = open_tokenizer(web_tokenizer)
-    documents = list(read_documents(tmp_path / "corpus/train.jsonl"))
-    assert (len(documents), manifest["splits"]["train"]["documents"]) == (4, 4)
-    assert rows_of(tmp_path / "out", "train") == cut(coder.encode_batch(documents), coder.eod, 32, None)

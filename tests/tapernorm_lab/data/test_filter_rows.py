@@ -102,15 +102,6 @@ def test_the_manifest_says_what_dropped_the_rows(texts: tuple[np.ndarray, np.nda
     assert (manifest["context"], manifest["block_documents"], manifest["tokenizer_sha256"]) == (7, 3, "t" * 64)
 
 
-def test_a_filtered_set_can_be_filtered_again(texts: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    rows, seen = texts
-    source, other = blocks(tmp_path / "rows", valid=rows), blocks(tmp_path / "seen", train=seen)
-    filter_rows(ALL, source, other, tmp_path / "once")
-    again = filter_rows(ALL, tmp_path / "once", other, tmp_path / "twice")
-    assert again["details"]["dropped"] == 0
-    assert (tmp_path / "twice/valid.bin").read_bytes() == (tmp_path / "once/valid.bin").read_bytes()
-
-
 def test_a_drawn_sample_is_fixed_and_spread_over_the_text(tmp_path: Path) -> None:
     seen = np.arange(VOCABULARY).reshape(-1, 1).repeat(5, 1)  # row i holds i alone
     source = blocks(tmp_path / "rows", valid=np.arange(VOCABULARY).reshape(-1, 1))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from own_models import BOS, EOS, SPARE, story, tokenizer
-from places import ROOT
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -13,7 +12,6 @@ from tapernorm.util.errors import UserError
 from tapernorm_lab.data.hf_tokenizer import save_hub_tokenizer
 from tapernorm_lab.data.tokenizers import open_tokenizer
 
-SHARED = ROOT.parent / "shared"
 CASES = {"bos and eos": (True, True), "eos alone": (False, True), "bos alone": (True, False)}
 ODD = " \t\n\n  naïve 中 👩‍👩‍👧 e\u0301 \u2581 don't"
 
@@ -238,33 +236,3 @@ def test_code_beside_a_tokenizer_is_not_run(tmp_path):
     with pytest.raises(UserError, match="custom code"):
         save_hub_tokenizer(tmp_path / "source", tmp_path / "out", vocab_size=9)
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.skipif(not (SHARED / "models/stories260K").is_dir(), reason="stories260K is not there: ../shared")
-def test_the_pieces_of_stories260k_join_as_its_own_rule_joins_them():
-    from stories260k import BOS as FIRST
-    from stories260k import pieces_of, tokenizer_of
-
-    pieces, scores = pieces_of(SHARED / "models/stories260K")
-    ids = {piece: i for i, piece in enumerate(pieces)}
-
-    def greedily(text):
-        found = [i for c in " " + text for i in ([ids[c]] if c in ids else [b + 3 for b in c.encode()])]
-        while True:
-            pairs = [
-                (scores[ids[p]], -i, ids[p])
-                for i in range(len(found) - 1)
-                if (p := pieces[found[i]] + pieces[found[i + 1]]) in ids
-            ]
-            if not pairs:
-                return found
-            _, place, joined = max(pairs)
-            found[-place : 2 - place] = [joined]
-
-    made = tokenizer_of(pieces, scores)
-    text = (SHARED / "data/tinystories/valid.txt").read_text(encoding="utf-8")
-    for sample in [*text.split("<|endoftext|>")[:12], ODD.replace("\u2581", ""), "<s> </s> <0x41>"]:
-        encoded = made.encode(sample).ids
-        assert encoded == greedily(sample)
-        assert FIRST not in encoded
-        assert made.decode(encoded) == sample

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from writing import parquet_with
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.jobs import HubRowsJob
@@ -36,11 +37,10 @@ def tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def folder_of(path: Path, rows: list[list[int] | None], field: str = "input_ids", pieces: int = 3) -> Path:
-    path.mkdir(parents=True)
     size = -(-len(rows) // pieces)
     for i in range(pieces):
         column = pyarrow.array(rows[i * size : (i + 1) * size], pyarrow.list_(pyarrow.int64()))
-        pyarrow.parquet.write_table(pyarrow.table({field: column}), path / f"part-{i}.parquet")
+        parquet_with(path / f"part-{i}.parquet", **{field: column})
     return path
 
 

@@ -90,12 +90,6 @@ def test_no_cut_falls_inside_a_character_of_several_code_points(character, shift
     assert "".join(found) == text
 
 
-def test_a_passage_is_a_pure_function_of_the_documents():
-    first, again = passages(BOOK), passages(BOOK)
-    assert first == again
-    assert first != passages(BOOK, 0.06)
-
-
 def test_copies_of_a_document_lie_once_and_are_cut_alike():
     other = BOOK.replace("wind", "tide")
     once, twice = Layout.of([BOOK, other], 0.1), Layout.of([BOOK, BOOK, other, BOOK, " \n"], 0.1)

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,21 +11,19 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor
+from writing import corpus_with
 
 import tapernorm
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 from tapernorm_lab.config.jobs import TokenizerJob
 from tapernorm_lab.config.sections import TokenizerConfig
-from tapernorm_lab.data.corpus import read_documents
-from tapernorm_lab.data.sentencepiece import (
-    SPACE_MARK,
-    Tokenizer,
-    sample,
-    train_tokenizer,
-)
+from tapernorm_lab.data import sentencepiece as module
+from tapernorm_lab.data.sentencepiece import EOD, SPACE_MARK, Tokenizer, fit, sample, train_tokenizer
 
 PROSE = [f"Story {i}: the {('cat', 'dog', 'owl', 'fox')[i % 4]} ran.\n\nIt hid." for i in range(40)]
+HELD_OUT = ["The cat ran."]
 NASTY = (
     "\x00", "\t", "\n", "\r", "\r\n", " ", "  ", "\x05", "\x7f", "\x85", "\xa0", "\u0301", "\u200d", "\u2028", "\u2047",
     "\u2585", "\u3000", "\ufeff", "\ufdd0", "\ufffd", "\uffff", "\U0010ffff", "é", "e\u0301", "ﬁ", "½",
@@ -40,22 +39,9 @@ def job(**changes: Any) -> TokenizerJob:
     return TokenizerJob(tokenizer=TokenizerConfig(**chosen))
 
 
-def corpus_with(folder: Path, train: list[str], valid: list[str] | None = None) -> Path:
-    """A corpus folder written by hand, its hashes real."""
-    folder.mkdir(parents=True)
-    entries = {}
-    for split, texts in {"train": train, "valid": valid or ["The cat ran."]}.items():
-        raw = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-        (folder / f"{split}.jsonl").write_bytes(raw)
-        size = sum(len(text.encode()) for text in texts)
-        entries[split] = {"documents": len(texts), "bytes": size, "sha256": hashlib.sha256(raw).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "kind": "corpus", "splits": entries}))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus_with(tmp_path_factory.mktemp("prose") / "corpus", PROSE)
+    return corpus_with(tmp_path_factory.mktemp("prose") / "corpus", train=PROSE, valid=HELD_OUT)
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +76,6 @@ def test_every_character_comes_back(coders: list[Tokenizer]) -> None:
             assert coder.decode(coder.encode(text)) == text
 
 
-def test_real_text_comes_back(web_corpus: Path, web_tokenizer: Path) -> None:
-    coder = Tokenizer(web_tokenizer)
-    texts = list(read_documents(web_corpus / "valid.jsonl"))
-    ids = coder.encode_batch(texts)
-    assert [coder.decode(i) for i in ids] == texts
-    assert ids == [coder.encode(text) for text in texts]
-    assert sum(map(len, ids)) < sum(len(text.encode()) for text in texts) / 2.5  # it compresses: it is not all bytes
-
-
 def test_the_end_of_document_decodes_to_nothing(coders: list[Tokenizer]) -> None:
     for coder in coders:
         assert coder.decode([coder.eod, *coder.encode(" a"), coder.eod]) == " a"
@@ -118,15 +95,15 @@ def test_ids_and_text_out_of_range_are_refused(coders: list[Tokenizer]) -> None:
 def test_the_space_mark_is_refused_with_its_count(coders: list[Tokenizer], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the text to encode holds the character U\+2581 3 times.*as_space"):
         coders[0].encode_batch(["a▁b", "plain", "▁▁"])
-    for name, train, valid in (("train", [*PROSE, "a▁b▁"], None), ("valid", PROSE, ["▁", "c▁"])):
-        corpus = corpus_with(tmp_path / name, train, valid)
+    for name, train, valid in (("train", [*PROSE, "a▁b▁"], HELD_OUT), ("valid", PROSE, ["▁", "c▁"])):
+        corpus = corpus_with(tmp_path / name, train=train, valid=valid)
         with pytest.raises(UserError, match=r"U\+2581 2 times"):
             train_tokenizer(job(), corpus, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_the_space_mark_is_taken_for_a_space_where_that_is_chosen(tmp_path: Path) -> None:
-    corpus = corpus_with(tmp_path / "corpus", [*PROSE, "a▁b▁"], ["▁"])
+    corpus = corpus_with(tmp_path / "corpus", train=[*PROSE, "a▁b▁"], valid=["▁"])
     manifest = train_tokenizer(job(literal_u2581="as_space"), corpus, tmp_path / "out")
     assert manifest["literal_u2581"] == {"policy": "as_space", "count": {"train": 2, "valid": 1}}
     coder = Tokenizer(tmp_path / "out")
@@ -174,7 +151,7 @@ train_tokenizer(TokenizerJob.model_validate_json(sys.argv[1]), Path(sys.argv[2])
 
 
 def test_only_the_training_split_is_learned_from(prose: Path, tmp_path: Path) -> None:
-    other = corpus_with(tmp_path / "corpus", PROSE, ["zyzzyva " * 500])
+    other = corpus_with(tmp_path / "corpus", train=PROSE, valid=["zyzzyva " * 500])
     first, second = train_tokenizer(job(), prose, tmp_path / "a"), train_tokenizer(job(), other, tmp_path / "b")
     assert first["sha256"] == second["sha256"]
     assert first["corpus_sha256"]["valid"] != second["corpus_sha256"]["valid"]
@@ -182,7 +159,7 @@ def test_only_the_training_split_is_learned_from(prose: Path, tmp_path: Path) ->
 
 def test_a_sample_is_drawn_by_hash_over_the_whole_split(tmp_path: Path) -> None:
     texts = [f"Story {i}" for i in range(400)] + ["Story 7"] * 5
-    path = corpus_with(tmp_path / "corpus", texts) / "train.jsonl"
+    path = corpus_with(tmp_path / "corpus", train=texts) / "train.jsonl"
     drawn = list(sample(path, 100))
     order = sorted(range(len(texts)), key=lambda i: hashlib.sha256(f"tokenizer/{texts[i]}".encode()).digest())
     assert drawn == [texts[i] for i in sorted(order[:100])]
@@ -196,15 +173,9 @@ def test_max_documents_is_honoured_and_stated(prose: Path, tmp_path: Path) -> No
     assert manifest["documents"] == {"in_corpus": 40, "trained_on": 10, "drawn": "smallest sha256 over the whole split"}
 
 
-def test_a_vocabulary_that_does_not_fit_leaves_nothing(prose: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the largest that fits is"):
-        train_tokenizer(job(vocab_size=9000), prose, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_corpus_that_is_all_validation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no training document"):
-        train_tokenizer(job(), corpus_with(tmp_path / "corpus", []), tmp_path / "out")
+        train_tokenizer(job(), corpus_with(tmp_path / "corpus", valid=HELD_OUT), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -222,3 +193,89 @@ def test_a_model_that_is_not_the_manifest_s_is_refused(web_tokenizer: Path, tmp_
         Tokenizer(folder)
     with pytest.raises(UserError, match="no tokenizer in"):
         Tokenizer(tmp_path / "nowhere")
+
+
+# --- the trainer ---
+
+SENTENCES = [
+    f"The {noun} saw a {other}.\nIt ran away." for noun in ("cat", "dog", "owl") for other in ("fox", "hen", "bee")
+]
+
+
+def chosen(vocab_size: int = 300, model_type: str = "bpe") -> TokenizerConfig:
+    return TokenizerConfig.model_validate(
+        {"vocab_size": vocab_size, "model_type": model_type, "max_documents": None, "literal_u2581": "refuse"}
+    )
+
+
+def pieces(model: bytes) -> list[str]:
+    processor = SentencePieceProcessor(model_proto=model)
+    return [processor.id_to_piece(i) for i in range(processor.vocab_size())]
+
+
+def test_ids_are_unknown_end_of_document_bytes_then_pieces() -> None:
+    trained = fit(chosen(), SENTENCES)
+    processor = SentencePieceProcessor(model_proto=trained.model)
+    assert pieces(trained.model)[:258] == ["<unk>", EOD, *(f"<0x{byte:02X}>" for byte in range(256))]
+    assert (trained.eod, trained.documents) == (1, len(SENTENCES))
+    assert processor.is_control(trained.eod)
+    assert processor.vocab_size() == 300
+
+
+def test_newlines_are_learned_like_other_characters() -> None:
+    assert any("\n" in piece for piece in pieces(fit(chosen(), SENTENCES).model))
+    assert not any(
+        "\n" in piece for piece in pieces(fit(chosen(), [text.replace("\n", " ") for text in SENTENCES]).model)
+    )
+
+
+def test_a_document_far_over_4192_bytes_is_learned_from() -> None:
+    long = "zyzzyva " * 2000
+    assert "▁zyzzyva" in pieces(fit(chosen(), [*SENTENCES, long]).model)
+    assert "▁zyzzyva" not in pieces(fit(chosen(), SENTENCES).model)
+
+
+def test_a_document_that_the_trainer_would_skip_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 4192)  # the trainer's default
+    with pytest.raises(UserError, match=r"trained on 9 of 10 pieces of text: .* over 4192 bytes"):
+        fit(chosen(), [*SENTENCES, "zyzzyva " * 2000])
+
+
+def test_documents_that_hold_reserved_characters_are_learned_from() -> None:
+    odd = ["zyzzyva \u2585 zyzzyva\u2585", "zyzzyva\x00 zyzzyva\t", f"zyzzyva {EOD} zyzzyva <unk> <0x41>"] * 5
+    trained = fit(chosen(), [*SENTENCES, *odd, "\u2585", "\n\n"])
+    assert "▁zyzzyva" in pieces(trained.model)
+    assert trained.documents == len(SENTENCES) + len(odd) + 2
+
+
+def test_a_lost_log_line_counts_as_a_lost_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_sentences_loaded", lambda _: None)
+    with pytest.raises(UserError, match="trained on None of 9"):
+        fit(chosen(), SENTENCES)
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_a_vocabulary_too_large_names_the_largest_that_fits(model_type: str) -> None:
+    with pytest.raises(UserError, match=r"vocab_size 9000 is too large for this corpus") as raised:
+        fit(chosen(9000, model_type), SENTENCES)
+    largest = int(re.findall(r"fits is (\d+)", str(raised.value))[0])
+    assert len(pieces(fit(chosen(largest, model_type), SENTENCES).model)) == largest
+    with pytest.raises(UserError, match="too large"):
+        fit(chosen(largest + 1, model_type), SENTENCES)
+
+
+def test_a_vocabulary_too_small_names_the_smallest_that_fits() -> None:
+    letters = ["".join(map(chr, range(0x4E00, 0x4E00 + 100)))] * 2
+    with pytest.raises(UserError, match=r"vocab_size 300 is too small for the characters .* fits is 358"):
+        fit(chosen(300), letters)
+    assert len(pieces(fit(chosen(358), letters).model)) == 358
+
+
+def test_nothing_is_printed_and_standard_error_works_afterwards(capfd: pytest.CaptureFixture[str]) -> None:
+    fit(chosen(), SENTENCES)
+    with pytest.raises(UserError):
+        fit(chosen(9000), SENTENCES)
+    assert capfd.readouterr() == ("", "")
+    sys.stderr.write("still here")
+    sys.stderr.flush()
+    assert capfd.readouterr().err == "still here"

@@ -92,15 +92,6 @@ def test_the_halves_are_disjoint_and_make_the_whole(own: dict[Part | None, Libra
     assert abs(len(first) - len(second)) < 5 * len(whole) ** 0.5
 
 
-def test_files_of_equal_text_stand_in_one_half(tmp_path: Path) -> None:
-    twins = {f"p{i}/__init__.py": f"# {i % 20}\n".encode() for i in range(60)}
-    root = library(tmp_path, twins)
-    first, second = (set(standard_library(part, root).documents()) for part in ("first", "second"))
-    assert not first & second
-    assert first
-    assert second
-
-
 def test_the_half_says_nothing_of_the_split(own: dict[Part | None, Library]) -> None:
     """Control: without the salt, all of the first half with a small hash would be validation at 0.5."""
     texts = list(own["first"].documents())

@@ -10,13 +10,11 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from places import ROOT
+from writing import parquet_with
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.data import text_files as textfiles
 from tapernorm_lab.data.text_files import SEPARATOR, documents_of, find_files
-
-TINYSTORIES = ROOT.parent / "shared/data/tinystories/valid.txt"
 
 
 def read(path: Path, field: str = "text") -> list[str]:
@@ -25,11 +23,6 @@ def read(path: Path, field: str = "text") -> list[str]:
 
 def file_with(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def parquet_with(path: Path, column: Any, name: str = "text") -> Path:
-    pyarrow.parquet.write_table(pyarrow.table({name: column, "other": list(range(len(column)))}), path)
     return path
 
 
@@ -71,16 +64,6 @@ def test_txt_written_with_separators_reads_back(
         assert read(path) == documents
 
 
-def test_real_tinystories_agree_with_a_plain_split() -> None:
-    if not TINYSTORIES.is_file():
-        pytest.skip(f"{TINYSTORIES} is not there")
-    plain = [text.strip("\n") for text in TINYSTORIES.read_text(encoding="utf-8").split(SEPARATOR)]
-    documents = read(TINYSTORIES)
-    assert [text.strip("\n") for text in documents] == plain[: len(documents)]
-    assert len(documents) > 1000
-    assert not any(plain[len(documents) :])
-
-
 # --- .jsonl ---
 
 
@@ -110,12 +93,6 @@ def test_a_bad_json_line_is_named(tmp_path: Path, line: str, words: list[str]) -
     assert all(word in str(raised.value) for word in words)
 
 
-def test_a_null_is_an_empty_document(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": text}) for text in ("a", None, "b")]
-    assert read(file_with(tmp_path / "a.jsonl", "\n".join(lines))) == ["a", "", "b"]
-    assert read(parquet_with(tmp_path / "a.parquet", ["a", None, "b"])) == ["a", "", "b"]
-
-
 # --- .parquet ---
 
 
@@ -129,14 +106,14 @@ def test_parquet_gives_the_column_over_batches_and_row_groups(tmp_path: Path, mo
 
 def test_parquet_faults_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no column 'text'; there are 'body', 'other'"):
-        read(parquet_with(tmp_path / "a.parquet", ["x"], "body"))
+        read(parquet_with(tmp_path / "a.parquet", body=["x"], other=[0]))
     with pytest.raises(UserError, match=r"row 0 of column 'text' holds int"):
-        read(parquet_with(tmp_path / "b.parquet", [1, 2]))
+        read(parquet_with(tmp_path / "b.parquet", text=[1, 2]))
     with pytest.raises(UserError, match="is not a Parquet file"):
         read(file_with(tmp_path / "c.parquet", "PAR1 but not really"))
     latin = pyarrow.array([b"ok", b"ca\xe9"], pyarrow.binary()).view(pyarrow.string())
     with pytest.raises(UserError, match=r"row 1 is not UTF-8 at byte 2"):
-        read(parquet_with(tmp_path / "d.parquet", latin))
+        read(parquet_with(tmp_path / "d.parquet", text=latin))
 
 
 def damaged(path: Path, share: float) -> Path:
@@ -167,7 +144,7 @@ def test_a_damaged_page_is_named_with_its_row(tmp_path: Path, codec: Any, share:
 
 
 def test_a_parquet_file_that_was_cut_is_named(tmp_path: Path) -> None:
-    path = parquet_with(tmp_path / "a.parquet", ["text"] * 50)
+    path = parquet_with(tmp_path / "a.parquet", text=["text"] * 50)
     for size in (0, 4, 40, path.stat().st_size - 3):
         cut = file_with(tmp_path / "cut.parquet", path.read_bytes()[:size])
         with pytest.raises(UserError, match=r"cut.parquet is not a Parquet file"):

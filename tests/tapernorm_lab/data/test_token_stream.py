@@ -1,9 +1,6 @@
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-import tapernorm
 from tapernorm.util.errors import UserError
 from tapernorm_lab.data import token_stream as tokens_module
 from tapernorm_lab.data.corpus import read_documents
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.token_stream import TokenStream, windows, write_tokens
-
-STATUS = Path("/proc/self/status")
 
 
 def stream_of(ids: Sequence[int], folder: Path, dtype: str = "uint16") -> TokenStream:
@@ -72,15 +66,6 @@ def test_the_manifest_is_the_contract(web_corpus: Path, web_tokenizer: Path, web
     assert manifest["tokenizer_sha256"] == hashlib.sha256((web_tokenizer / "tokenizer.model").read_bytes()).hexdigest()
     assert manifest["tokenizer_corpus_sha256"] == manifest["corpus_sha256"]
     assert "written_at" in manifest["provenance"]
-
-
-def test_the_batch_of_documents_changes_nothing(
-    web_corpus: Path, web_tokenizer: Path, web_tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
-    write_tokens(web_corpus, web_tokenizer, tmp_path, context=128)
-    assert (tmp_path / "valid.bin").read_bytes() == (web_tokens / "valid.bin").read_bytes()
-    assert (tmp_path / "train.bin").read_bytes() == (web_tokens / "train.bin").read_bytes()
 
 
 class CharacterTokenizer:
@@ -141,50 +126,6 @@ def test_a_tokenizer_of_another_corpus_shows_in_the_manifest(
     written = write_tokens(folder, web_tokenizer, tmp_path / "out", context=128)
     assert written["corpus_sha256"]["train"] == "f" * 64
     assert written["tokenizer_corpus_sha256"]["train"] == Tokenizer(web_tokenizer).manifest["corpus_sha256"]["train"]
-
-
-PEAK = """
-import json, sys
-from pathlib import Path
-from tapernorm_lab.data import token_stream as tokens
-
-small, large, tokenizer, out = map(Path, sys.argv[1:])
-
-def peak():  # bytes: this process's own high-water mark, which ru_maxrss mixes with its parent's
-    line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-def growth(corpus, batch_characters):
-    tokens._BATCH_CHARACTERS = batch_characters
-    before = peak()
-    tokens.write_tokens(corpus, tokenizer, out, 128)
-    return peak() - before
-
-default = tokens._BATCH_CHARACTERS
-growth(small, default)
-print(json.dumps({"streamed": growth(large, default), "all_at_once": growth(large, 1 << 40)}))
-"""
-
-
-@pytest.mark.skipif(not STATUS.exists(), reason="reads the peak memory of a process from /proc")
-def test_peak_memory_does_not_grow_with_the_corpus(web_corpus: Path, web_tokenizer: Path, tmp_path: Path) -> None:
-    texts = list(read_documents(web_corpus / "train.jsonl"))[:150]
-    for name, copies in (("small", 1), ("large", 8)):
-        (tmp_path / name).mkdir()
-        entry = {"documents": copies * len(texts), "bytes": copies * sum(len(t.encode()) for t in texts), "sha256": ""}
-        lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts) * copies
-        for split in ("train", "valid"):
-            (tmp_path / name / f"{split}.jsonl").write_text(lines, encoding="utf-8")
-        manifest = {"schema_version": 1, "kind": "corpus", "splits": {"train": entry, "valid": entry}}
-        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
-    env = os.environ | {"PYTHONPATH": str(Path(tapernorm.__file__).parents[1])}
-    folders = [tmp_path / "small", tmp_path / "large", web_tokenizer, tmp_path / "out"]
-    command = [sys.executable, "-c", PEAK, *map(str, folders)]
-    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-    grown = json.loads(done.stdout)
-    text_bytes = os.path.getsize(tmp_path / "large/train.jsonl")
-    assert grown["all_at_once"] > 3 * text_bytes  # control: the measure sees a corpus held in memory
-    assert grown["streamed"] < grown["all_at_once"] / 10
 
 
 # --- opening ---

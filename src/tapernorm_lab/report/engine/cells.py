@@ -1,5 +1,6 @@
 """How a table shows a record: six formatters, of a column or two of it. What is absent is a dash."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +26,8 @@ def text(name: str) -> Cell:
     return lambda row: ABSENT if pd.isna(row[name]) else str(row[name])
 
 
-def number(name: str, form: Form, *, lost: str = ABSENT) -> Cell:
-    return lambda row: shown(row[name], form, lost=lost)
+def number(name: str, form: Form, *, scale: float = 1, lost: str = ABSENT) -> Cell:
+    return lambda row: shown(row[name] if scale == 1 else scale * row[name], form, lost=lost)
 
 
 def mean_sd(name: str, form: Form, *, lost: str = ABSENT) -> Cell:
@@ -55,6 +56,22 @@ def interval(name: str, form: Form, *, ends: str = "", pairs: str = "", lost: st
         return shown(value, form, lost=lost) + between
 
     return cell
+
+
+def significant(name: str, *, digits: int = 4, scale: float = 1.0) -> Cell:
+    """A value to so many significant digits, and never fewer than the units, with its interval where it has one."""
+
+    def cell(row: Row) -> str:
+        scaled = {key: scale * row[key] for key in (name, f"{name}_low", f"{name}_high")}
+        decimals = max(0, digits - 1 - math.floor(math.log10(scaled[name])))
+        return interval(name, f",.{decimals}f")(scaled)
+
+    return cell
+
+
+def where(condition: Callable[[Row], Any], cell: Cell) -> Cell:
+    """The cell of the records that meet a condition; absent of the others."""
+    return lambda row: cell(row) if condition(row) else ABSENT
 
 
 def share(count: str, of: Callable[[Row], int]) -> Cell:

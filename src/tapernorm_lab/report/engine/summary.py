@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from tapernorm.util.errors import UserError
+
 from . import statistics as stats
 from .frame import Row
 
@@ -106,3 +108,19 @@ def summarise(
         mean, sd = stats.mean_std(list(values[place].values()))
         cells.append(Cell(key, tuple(group.values()), values[place], mean, sd, gaps))
     return cells
+
+
+def refuse_unlike(rows: Iterable[Row], of: str, columns: Iterable[str]) -> None:
+    """Refuse rows whose losses are not comparable: those that agree in the column `of` and differ in another.
+
+    Raises:
+        UserError: names the column and its values.
+    """
+    rows = list(rows)
+    for column in columns:
+        for name in dict.fromkeys(row[of] for row in rows):
+            if len(values := sorted({str(row[column]) for row in rows if row[of] == name})) > 1:
+                raise UserError(
+                    f"the runs of {of} {name} differ in {column} ({', '.join(values)}), so their losses are not"
+                    " comparable: run the older ones again"
+                )

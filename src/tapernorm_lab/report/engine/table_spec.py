@@ -1,9 +1,10 @@
-"""A table as data: its columns, each with the formatter of its cells, and which records share a line."""
+"""A table as data: its columns, each with the formatter of its cells, which records share a line, and fixed notes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+from ..provenance import device_and_code, of_several_codes, short_commits
 from ..table import ABSENT, Column, Table
 from .cells import Cell
 from .frame import Row
@@ -18,6 +19,7 @@ class Shown:
         cell: of a record, the line's first or that of the member `of`; absent where the line has no such member.
         of: the member of a line, such as a variant.
         once: columns of the records. The cell stays empty where a line agrees in them with the line above.
+        note: what the column means; printed beneath a table that shows it.
     """
 
     header: str
@@ -28,10 +30,20 @@ class Shown:
     timed: Literal["", "speed", "ratio"] = ""
     of: str = ""
     once: Sequence[str] = ()
+    note: str = ""
 
     @property
     def column(self) -> Column:
         return Column(self.header, self.group, self.align, self.code, self.timed)
+
+
+class Told(Protocol):
+    """What tells of a run: its name, and a sentence for each table."""
+
+    @property
+    def run(self) -> str: ...
+    @property
+    def caption(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,9 @@ class TableSpec:
 
     Attributes:
         name: file stem.
+        title: the sentence that its caption begins with.
         columns: in their order.
+        notes: fixed sentences, after those of the columns.
         line: columns in which the records of a line agree; without any, each record has a line.
         member: the column that tells the records of a line apart.
         order: columns by which records are ordered in print, their values in the order in which they first stand.
@@ -48,7 +62,9 @@ class TableSpec:
     """
 
     name: str
+    title: str
     columns: Sequence[Shown]
+    notes: Sequence[str] = ()
     line: Sequence[str] = ()
     member: str = ""
     order: Sequence[str] = ()
@@ -57,19 +73,31 @@ class TableSpec:
     def table(
         self,
         records: Sequence[Row],
+        job: Told,
         *,
-        caption: str,
-        notes: Iterable[str],
+        notes: Iterable[str] = (),
+        runs: Sequence[Mapping[str, Any]] = (),
+        setting: str = "",
         published: Sequence[Sequence[str]] = (),
     ) -> Table:
-        """The table of these records, above `published`, rows of others' numbers."""
+        """The table of these records.
+
+        Args:
+            job: of the run, whose name and sentence the caption ends with.
+            notes: what only these records tell.
+            runs: the results behind the records, with their device, PyTorch and commit.
+            setting: what was measured on, behind the caption.
+            published: rows of others' numbers, set apart at the foot.
+        """
+        several = of_several_codes(short_commits(runs))
+        of_columns = dict.fromkeys(one.note for one in self.columns if one.note)
         return Table(
             name=self.name,
             columns=[one.column for one in self.columns],
             rows=self.lines(records),
             published=published,
-            caption=caption,
-            notes=list(notes),
+            caption=" ".join(filter(None, [f"{self.title}{several} Run {job.run}: {job.caption}", setting])),
+            notes=[*of_columns, *self.notes, *notes, *([device_and_code(runs)] if runs else [])],
             records=records,
         )
 

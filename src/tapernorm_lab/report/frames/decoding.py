@@ -187,10 +187,3 @@ def arm_labels(bench: Bench) -> dict[str, str]:
         "fused": f"{model} fused",
         "identity": "no norm at all (bound)",
     }
-
-
-def rounds(rows: Sequence[Row]) -> str:
-    """Number of rounds behind some rows, as a range where it varies."""
-    counts = [row["n"] for row in rows]
-    low, high = min(counts), max(counts)
-    return f"{low}" if low == high else f"{low}–{high}"

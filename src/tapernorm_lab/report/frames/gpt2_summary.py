@@ -10,7 +10,7 @@ from tapernorm.util.errors import UserError
 from ...config import published
 from ..engine import statistics as stats
 from ..engine.frame import Row
-from ..engine.summary import Against, Cell, summarise
+from ..engine.summary import Against, Cell, refuse_unlike, summarise
 from ..provenance import short_commits
 
 VANILLA, THEIRS = "vanilla", "published_"  # THEIRS: begins the name of a method whose published weights we evaluate
@@ -27,8 +27,8 @@ def table3_rows(scores: pd.DataFrame, *, run: str) -> list[Row]:
         raise UserError(f"run {run} has no scores: evaluate its models first")
     _require_columns(gated)
     fused = {_key(row): row for row in of_form(scores, "fused")}
-    _refuse_unlike(gated, "corpus", _SAME_CORPUS)
-    _refuse_unlike([row for row in gated if row["kind"] == "finetuned"], "size", _SAME_SIZE)
+    refuse_unlike(gated, "corpus", _SAME_CORPUS)
+    refuse_unlike([row for row in gated if row["kind"] == "finetuned"], "size", _SAME_SIZE)
     cells = summarise(gated, ("size", "method", "corpus"), "rows_mean", {"gap": Against(_reference)})
     return [
         {"run": run, **cell.key}
@@ -46,16 +46,6 @@ def of_form(scores: pd.DataFrame, form: str) -> list[Row]:
 def _key(row: Row) -> tuple[Any, ...]:
     seed = -1 if pd.isna(row["seed"]) else row["seed"]
     return row["size"], row["method"], seed, row["corpus"]
-
-
-def _refuse_unlike(rows: Sequence[Row], of: str, columns: Sequence[str]) -> None:
-    for name in dict.fromkeys(row[of] for row in rows):
-        for column in columns:
-            if len(values := sorted({str(row[column]) for row in rows if row[of] == name})) > 1:
-                raise UserError(
-                    f"the models scored for {of} {name} differ in {column} ({', '.join(values)}), so their losses are"
-                    " not comparable: run the older ones again"
-                )
 
 
 def _require_columns(rows: Sequence[Row]) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 from tapernorm.util.errors import UserError
 
 from ...config.odd_inputs import BASELINE, HELD_OUT, LONGER
-from ..engine.cells import percentage
 from ..engine.frame import Row
 from ..engine.summary import Against, Cell, summarise
 from ..provenance import short_commits
@@ -80,8 +79,3 @@ def tried_on(row: Row) -> str:
     if row["part"] == WHOLE:
         return row["trial_label"]
     return row["part_label"] if row["trial"] == LONGER else f"{row['trial_label']}: {row['part_label']}"
-
-
-def blown_share(row: Row) -> str:
-    """How many of a record's rows blow up, as a percentage."""
-    return percentage(row["blown"], row["rows"] * row["n_pairs"])

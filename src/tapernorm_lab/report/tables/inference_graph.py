@@ -3,14 +3,13 @@
 Its first half, losses and gaps, is the stage's own table.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from tapernorm.util.errors import UserError
 
 from ...config.study_runs import StageJob
 from ..engine import statistics as stats
-from ..engine.cells import NOT_FINITE, Cell, counted, interval, mean_sd, number, text
+from ..engine.cells import NOT_FINITE, Cell, counted, interval, mean_sd, number, text, where
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.decoding import MODES, Bench
@@ -18,6 +17,17 @@ from ..frames.inference_graph import FUNCTIONS, ROWS
 from ..table import ABSENT, Table
 
 _SPEED_MODES = ("eager", "compile")
+_LEFT = (
+    "left to run: norms, and functions that stand in their places, in one forward pass of the model in the form it is"
+    " used in (a tapered one folded). kernels: all operations of that pass but views, in eager mode; SiLU and attention"
+    " are one each."
+)
+_ACTIVATION = (
+    "largest activation: absolute value in the residual stream on 16 windows of validation text, over all seeds. loss"
+    " on: mean cross-entropy in nats/token ± standard deviation over n seeds, on those windows; on windows four times"
+    " the context, positions past it; on rows of one token repeated; on random ids, where no model can do better than"
+    " the entropy of the vocabulary."
+)
 
 
 def oddities_table(found: tuple[Sequence[Row], Bench | None], job: StageJob) -> Table:
@@ -29,34 +39,29 @@ def oddities_table(found: tuple[Sequence[Row], Bench | None], job: StageJob) -> 
     Raises:
         UserError: the bench timed a model of another width.
     """
-    rows, bench = found
-    if bench is not None and bench.facts["d_model"] != job.stage.d_model:
+    (rows, bench), stage = found, job.stage
+    if bench is not None and bench.facts["d_model"] != stage.d_model:
         raise UserError(
-            f"the bench timed a model of width {bench.facts['d_model']} and stage {job.stage.name} has "
-            f"{job.stage.d_model}: bench a tapered model of that width"
+            f"the bench timed a model of width {bench.facts['d_model']} and stage {stage.name} has {stage.d_model}:"
+            " bench a tapered model of that width"
         )
-    records = [_record(job, arm.name, rows, bench) for arm in job.stage.arms]
+    records = [_record(job, arm.name, rows, bench) for arm in stage.arms]
     modes = [mode for mode in _SPEED_MODES if any(f"speed_{mode}" in record for record in records)]
     spec = TableSpec(
-        f"table_{job.stage.name}_oddities",
+        f"table_{stage.name}_oddities",
+        f"Stage {stage.name}, beyond the paper: what each arm leaves to run, and odd inputs. d {stage.d_model}, seeds"
+        f" {', '.join(map(str, stage.seeds))}.",
         columns=[
             Shown("arm", text("label"), align="l"),
             Shown("n", counted("n", of="seeds")),
             Shown("left to run", _finished(_left), align="l"),
-            Shown("kernels", _finished(text("operations_all"))),
-            *(Shown(MODES[m], _finished(_speed(m)), "decoding speed", timed="ratio") for m in modes),
-            Shown("largest activation", _finished(number("activation_max", ".3g"))),
+            Shown("kernels", _finished(text("operations_all")), note=_LEFT),
+            *(Shown(MODES[m], _speed(m), "decoding speed", timed="ratio") for m in modes),
+            Shown("largest activation", _finished(number("activation_max", ".3g")), note=_ACTIVATION),
             *(Shown(header, _finished(_loss(kind)), "loss on") for kind, header in ROWS.items()),
         ],
     )
-    return spec.table(
-        records,
-        caption=(
-            f"Stage {job.stage.name}, beyond the paper: what each arm leaves to run, and odd inputs. d "
-            f"{job.stage.d_model}, seeds {', '.join(map(str, job.stage.seeds))}. Run {job.run}: {job.caption}"
-        ),
-        notes=_notes(records, bench),
-    )
+    return spec.table(records, job, notes=_speed_note(records, bench) if bench else ())
 
 
 def _record(job: StageJob, name: str, rows: Sequence[Row], bench: Bench | None) -> Row:
@@ -66,9 +71,8 @@ def _record(job: StageJob, name: str, rows: Sequence[Row], bench: Bench | None) 
     record |= {"seeds": len(cell), "n": len(finished)}
     if not finished:
         return record
-    record |= {
-        key: finished[0][key] for key in [f"operations_{name}" for name in (*FUNCTIONS, "all")]
-    }  # a model's graph is its arm's, whatever the seed
+    # A model's graph is its arm's, whatever the seed.
+    record |= {key: finished[0][key] for key in [f"operations_{name}" for name in (*FUNCTIONS, "all")]}
     record["activation_max"] = _largest(row["text_activation_max"] for row in finished)
     for kind in ROWS:
         record[f"{kind}_finite"] = sum(bool(row.get(f"{kind}_finite")) for row in finished)
@@ -79,40 +83,32 @@ def _record(job: StageJob, name: str, rows: Sequence[Row], bench: Bench | None) 
 
 
 def _largest(values: Iterator[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known, default=None)
+    return max((value for value in values if value is not None), default=None)
 
 
 def _speeds(record: Row, bench: Bench) -> Row:
     """Speed relative to Baseline with F.rms_norm of the timed arm that leaves the same to run: weights play no part."""
-    timed = _timed_arm(record, 2 * int(bench.facts["n_layer"]) + 1)
-    found: Row = {"speed_of": timed}
-    for mode in _SPEED_MODES:
-        rows = bench.where(phase="decode", mode=mode, arm=timed)
-        if rows:
-            first = min(rows, key=lambda row: (row["batch"], row["prompt"]))
-            found |= {f"speed_{mode}": first["ratio_baseline"], f"speed_{mode}_low": first["ratio_baseline_low"]}
-            found |= {f"speed_{mode}_high": first["ratio_baseline_high"]}
-            found |= {"speed_batch": first["batch"], "speed_prompt": first["prompt"], "speed_n": first["n"]}
-    return found
-
-
-def _timed_arm(record: Mapping[str, Any], norms: int) -> str | None:
-    """The arm of the bench with so many norms, tanh, erf and exp; None: it has none."""
-    left = tuple(record[f"operations_{name}"] for name in FUNCTIONS)
-    arms = {
+    norms = 2 * int(bench.facts["n_layer"]) + 1
+    arms = {  # norms, tanh, erf and exp -> the arm
         (norms, 0, 0, 0): "baseline",
         (1, 0, 0, 0): "fused",
         (0, 0, 0, 0): "identity",
         (0, norms, 0, 0): "dyt",
         (0, 0, norms, 0): "derf",
     }
-    return arms.get(left)
+    timed = arms.get(tuple(record[f"operations_{name}"] for name in FUNCTIONS))
+    found: Row = {"speed_of": timed}
+    for mode in _SPEED_MODES:
+        if rows := bench.where(phase="decode", mode=mode, arm=timed):
+            first = min(rows, key=lambda row: (row["batch"], row["prompt"]))
+            found |= {f"speed_{mode}{end}": first[f"ratio_baseline{end}"] for end in ("", "_low", "_high")}
+            found |= {"speed_batch": first["batch"], "speed_prompt": first["prompt"], "speed_n": first["n"]}
+    return found
 
 
 def _finished(cell: Cell) -> Cell:
     """What is known only of an arm that finished in some seed."""
-    return lambda record: cell(record) if record["n"] else ABSENT
+    return where(lambda record: record["n"], cell)
 
 
 def _left(record: Row) -> str:
@@ -122,7 +118,7 @@ def _left(record: Row) -> str:
 
 
 def _speed(mode: str) -> Cell:
-    return lambda record: interval(f"speed_{mode}", ".3f")(record) if f"speed_{mode}" in record else ABSENT
+    return where(lambda record: f"speed_{mode}" in record, interval(f"speed_{mode}", ".3f"))
 
 
 def _loss(kind: str) -> Cell:
@@ -136,26 +132,13 @@ def _loss(kind: str) -> Cell:
     return cell
 
 
-def _notes(records: Sequence[Row], bench: Bench | None) -> Iterator[str]:
-    yield (
-        "left to run: norms, and functions that stand in their places, in one forward pass of the model in the form it "
-        "is used in (a tapered one folded); kernels: all operations of that pass but views, in eager mode on the "
-        "device that counted them. SiLU and attention are one each."
-    )
-    yield (
-        "largest activation: absolute value in the residual stream on 16 windows of validation text, over all seeds. "
-        "loss on: mean cross-entropy in nats/token ± standard deviation over seeds, on those windows; on windows four "
-        "times the context, positions past it; on rows of one token repeated; on random ids, where no model can do "
-        "better than the entropy of the vocabulary."
-    )
-    if bench is None:
-        return
-    timed = next((record for record in records if "speed_batch" in record), None)
+def _speed_note(records: Sequence[Row], bench: Bench) -> Iterator[str]:
+    """What was timed, and on what."""
+    timed, facts = next((record for record in records if "speed_batch" in record), None), bench.facts
     if timed is not None:
-        facts = bench.facts
         yield (
-            "decoding speed: relative to Baseline with F.rms_norm, of the benchmark's arm that leaves the same to run, "
-            f"batch {timed['speed_batch']}, prompt {timed['speed_prompt']}, {facts['new_tokens']} new tokens, "
-            f"{timed['speed_n']} rounds; in brackets the 95 % bootstrap interval. {facts['device']}, "
-            f"{facts['dtype']}, {facts['threads']} threads."
+            "decoding speed: relative to Baseline with F.rms_norm, of the benchmark's arm that leaves the same to run,"
+            f" batch {timed['speed_batch']}, prompt {timed['speed_prompt']}, {facts['new_tokens']} new tokens,"
+            f" {timed['speed_n']} rounds; in brackets the 95 % bootstrap interval. {facts['device']},"
+            f" {facts['dtype']}, {facts['threads']} threads."
         )

@@ -3,25 +3,29 @@
 Table S3x holds the tails of every model.
 """
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...config.odd_inputs import BASELINE, TrialsJob
-from ..engine.cells import NOT_FINITE, Cell, interval, number, share, text
+from ...config.odd_inputs import BASELINE, HELD_OUT, LONGER, TIMES, TrialsJob
+from ..engine.cells import NOT_FINITE, Cell, interval, number, share, text, where
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.odd_inputs import RobustnessRows
 from ..frames.odd_inputs_summary import PLAIN, records, tried_on
-from ..provenance import of_several_codes
-from ..table import ABSENT, Table
-from .odd_inputs_notes import (
-    arm_notes,
-    commits_of,
-    table_notes,
-    tail_notes,
-)
+from ..table import Table
 
 _PLACE = ("d_model", "trial", "part")
 SHOWN = ("internal_aux", "all_aux")  # in print, as in Table 1; the CSV and Table S3x hold every model
+_RATIO_NOTE = (
+    "× Baseline: ratio of the losses of one seed, geometric mean over paired seeds, in brackets the 95 % t interval of"
+    " its logarithm."
+)
+_BLOWN_NOTE = (
+    f"blown up: rows, of all seeds, whose loss is above {TIMES:g} times the Baseline's on the same row and above that"
+    " of a uniform guess, or not finite where the Baseline's is."
+)
+_TAILS = "Medians and p99.9 are averaged over n seeds; of fewer than 1,000 rows, p99.9 lies between the two worst."
 
 
 def table_s3(rows: RobustnessRows, job: TrialsJob) -> Table:
@@ -35,7 +39,9 @@ def table_s3(rows: RobustnessRows, job: TrialsJob) -> Table:
     shown = [model for model in SHOWN if model in labels] or [model for model in labels if model != BASELINE]
     counts = {place: sorted({row["n"] for row in found if _place(row) == place}) for place in map(_place, found)}
     spec = TableSpec(
-        name="table_S3",
+        "table_S3",
+        "Finished models on odd inputs, beyond the paper: does one without norms blow up where its Baseline does not?"
+        " The models are those of the run's own tables, and not arms of the study.",
         line=_PLACE,
         member="model",
         printed=_is_printed,
@@ -47,21 +53,21 @@ def table_s3(rows: RobustnessRows, job: TrialsJob) -> Table:
             Shown("loss", _loss("ce_mean"), labels[BASELINE], of=BASELINE),
             Shown("worst row", _loss("rows_max"), labels[BASELINE], of=BASELINE),
             *(
-                Shown(header, cell, labels[model], of=model)
+                Shown(header, cell, labels[model], of=model, note=note)
                 for model in shown
-                for header, cell in {"× Baseline": RATIO, "worst row": _loss("rows_max"), "blown up": BLOWN}.items()
+                for header, cell, note in (
+                    ("× Baseline", RATIO, _RATIO_NOTE),
+                    ("worst row", _loss("rows_max"), ""),
+                    ("blown up", BLOWN, _BLOWN_NOTE),
+                )
             ),
         ],
+        notes=[
+            "loss: mean over rows and n seeds of the cross-entropy, nats/token, tapered models folded; worst row: the"
+            " largest mean loss of a row, of all seeds."
+        ],
     )
-    return spec.table(
-        found,
-        caption=(
-            "Finished models on odd inputs, beyond the paper: does one without norms blow up where its Baseline does"
-            f" not? The models are those of the run's own tables, tapered as its config's section taper says, and not"
-            f" arms of the study.{of_several_codes(commits_of(rows))} Run {job.run}: {job.caption}"
-        ),
-        notes=table_notes(rows, found, shown),
-    )
+    return spec.table(found, job, notes=_notes(rows, found, shown), runs=rows.scores.to_dict("records"))
 
 
 def table_s3x(rows: RobustnessRows, job: TrialsJob) -> Table:
@@ -71,7 +77,9 @@ def table_s3x(rows: RobustnessRows, job: TrialsJob) -> Table:
     tails = {"median": "median", "p99.9": "p99_9", "max": "max"}
     beside = "over Baseline, same row"
     spec = TableSpec(
-        name="table_S3x",
+        "table_S3x",
+        f"Loss (nats/token) of every model of d {widest} over rows and over tokens, and above the Baseline's on the"
+        " same row.",
         printed=lambda row: row["d_model"] == widest and _is_printed(row),
         columns=[
             Shown("tried on", tried_on, align="l", once=_PLACE),
@@ -87,15 +95,15 @@ def table_s3x(rows: RobustnessRows, job: TrialsJob) -> Table:
             Shown("row", text("worst_row"), "worst row"),
             Shown("it reads", text("worst_text"), "worst row", align="l", code=True),
         ],
+        notes=[
+            f"Over rows: of each row's mean loss; over tokens: of each target's. {_TAILS} Maxima and counts are of all"
+            " seeds. The CSV holds every width.",
+            "Over Baseline, same row: how far a row's loss lies above that of the Baseline of its seed; blown up: as in"
+            " Table S3. Not finite: rows. The worst row is that of the seed whose worst row is worst, its text that of"
+            " the positions scored.",
+        ],
     )
-    return spec.table(
-        found,
-        caption=(
-            f"Loss (nats/token) of every model of d {widest} over rows and over tokens, and above the Baseline's on the"
-            f" same row.{of_several_codes(commits_of(rows))} Run {job.run}: {job.caption}"
-        ),
-        notes=tail_notes(rows),
-    )
+    return spec.table(found, job, runs=rows.scores.to_dict("records"))
 
 
 def table_of_arms(rows: RobustnessRows, job: TrialsJob) -> Table:
@@ -103,28 +111,28 @@ def table_of_arms(rows: RobustnessRows, job: TrialsJob) -> Table:
     found = [row for row in records(rows, run=job.run) if _is_printed(row)]
     losses = {"median row": "rows_median", "p99.9 row": "rows_p99_9", "worst row": "rows_max"}
     spec = TableSpec(
-        name=f"table_{job.name}",
+        f"table_{job.name}",
+        f"Arms of stage {job.stage} on odd inputs, beyond the paper, beside the arm {job.models[BASELINE]}: does one"
+        " without norms blow up where that does not?",
         columns=[
             Shown("tried on", tried_on, align="l", once=_PLACE),
             Shown("arm", text("label"), align="l"),
             Shown("rows", text("rows"), once=_PLACE),
             Shown("n", text("n")),
             Shown("mean", _loss("ce_mean")),
-            Shown("× Baseline", RATIO),
+            Shown("× Baseline", RATIO, note=_RATIO_NOTE),
             *(Shown(header, _loss(name)) for header, name in losses.items()),
-            Shown("blown up", BLOWN),
+            Shown("blown up", BLOWN, note=_BLOWN_NOTE),
             Shown("not finite", text("rows_nonfinite")),
         ],
+        notes=[
+            "mean: over rows and n seeds of the cross-entropy, nats/token, at g = 0 where tapered; median, p99.9 and"
+            f" worst row: of the rows' mean losses. {_TAILS} The worst row is of all seeds."
+        ],
     )
-    return spec.table(
-        found,
-        caption=(
-            f"Arms of stage {job.stage} on odd inputs, beyond the paper, beside the arm {job.models[BASELINE]}: does"
-            f" one without norms blow up where that does not?{of_several_codes(commits_of(rows))} Run {job.run}:"
-            f" {job.caption}"
-        ),
-        notes=arm_notes(rows, found, job),
-    )
+    arms = [name for name in dict.fromkeys(row["model"] for row in found) if name != BASELINE]
+    notes = [*_notes(rows, found, arms), *_diverged(found, job)]
+    return spec.table(found, job, notes=notes, runs=rows.scores.to_dict("records"))
 
 
 def _is_printed(row: Row) -> bool:
@@ -142,7 +150,7 @@ def _loss(name: str) -> Cell:
 
 def _beside(name: str) -> Cell:
     """How far above the Baseline; not of the Baseline itself."""
-    return lambda row: ABSENT if row["model"] == BASELINE else _loss(name)(row)
+    return where(lambda row: row["model"] != BASELINE, _loss(name))
 
 
 def digits(value: float) -> str:
@@ -159,3 +167,35 @@ def _factor(value: float) -> str:
 
 RATIO = interval("ratio", _factor, pairs="n_pairs", lost=NOT_FINITE)
 BLOWN = share("blown", of=lambda row: row["rows"] * row["n_pairs"])
+_ADDED = interval("added", ".2f")
+
+
+def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
+    """What no column says: how often the Baseline blows up, what repeats add, and where the rows are from."""
+    beside = [row for row in found if row["model"] in shown and _is_printed(row)]
+    against, of = sum(row["baseline_blown"] or 0 for row in beside), sum(row["rows"] * row["n_pairs"] for row in beside)
+    uniform = math.log(int(rows.trials["vocab_size"].iloc[0]))
+    yield (
+        f"The other way round, the Baseline blows up beside these models on {against:,} of {of:,} rows. A uniform guess"
+        f" costs {uniform:.2f}: a token that no model expects costs more, of the Baseline too."
+    )
+    widest = max(row["d_model"] for row in found)
+    added: dict[str, list[str]] = {}
+    for row in found:
+        if row["d_model"] == widest and row["model"] in (BASELINE, *shown) and not math.isnan(row["added"]):
+            added.setdefault(row["trial_label"], []).append(f"{row['label']} {_ADDED(row)}")
+    for trial, models in added.items():
+        yield f"{trial}, d {widest}: repeats add to the loss of the text behind them, nats: {', '.join(models)}."
+    for trial in rows.trials.drop_duplicates("trial").to_dict("records"):
+        if trial["trial"] not in (HELD_OUT, LONGER):
+            yield f"{trial['label']}: {trial['origin']}."
+    context = rows.trials["context"].iloc[0]
+    yield f"Rows have {context} tokens, as in training; positions from {context} on are of longer rows."
+
+
+def _diverged(found: Sequence[Row], job: TrialsJob) -> Iterator[str]:
+    """Which runs of a stage left no model to try."""
+    scored = {(row["model"], int(seed)) for row in found for seed in row["seeds"].split()}
+    for name, label in job.models.items():
+        if lost := [str(seed) for _, seed in job.cells if (name, seed) not in scored]:
+            yield f"{label} diverged at seed {', '.join(lost)} and has no score there: see Table {job.stage}."

@@ -1,133 +1,98 @@
 """What tapers of models of one's own came to: their scores beside the base model's, and norm by norm the scales."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pandas as pd
+import math
+from collections.abc import Iterator
 
 from tapernorm.util.module_names import of_blocks
 
+from ..engine.cells import NOT_FINITE, Cell, number, text, where
+from ..engine.frame import Row
+from ..engine.table_spec import Shown, TableSpec
 from ..frames import token_scales as spread_rows
 from ..frames.own_models import OwnRows
-from ..table import ABSENT, Column, Table
+from ..table import Table
 
-_NOT_FINITE = "not finite"
+
+def _loss(name: str, digits: int) -> Cell:
+    return number(name, lambda loss: f"{loss:.{digits}f}" if loss < 1e4 else f"{loss:.2g}", lost=NOT_FINITE)
+
+
+SCORES = TableSpec(
+    "scores",
+    "Cross-entropy (nats/token) before and after training, norm-free parts folded.",
+    columns=[
+        Shown("text", text("text"), align="l"),
+        Shown("model", text("model"), align="l"),
+        Shown("norms gone", lambda row: f"{row['norms_gone']} of {row['norms']}"),
+        Shown("bits/byte", _loss("bits_per_byte", 4)),
+        Shown("mean", _loss("row_mean", 4), "over rows"),
+        Shown("median", _loss("row_median", 2), "over rows"),
+        Shown("trimmed", _loss("row_trimmed_mean", 2), "over rows"),
+        Shown("p99.9", _loss("row_p99_9", 2), "over rows"),
+        Shown("worst", _loss("row_max", 2), "over rows"),
+        Shown("median", _loss("token_median", 2), "over tokens"),
+        Shown("p99.9", _loss("token_p99_9", 2), "over tokens"),
+    ],
+    notes=[
+        "trimmed: without the 2.5 % of rows at either end; worst: the largest mean loss of a row. Each run is of one"
+        " seed."
+    ],
+)
 
 
 def scores_table(rows: OwnRows, _: str = "") -> Table:
     """A line for each base model and run, text by text."""
-    ways = ("mean", "median", "trimmed", "p99.9", "worst")
-    return Table(
-        name="scores",
-        columns=[
-            *(Column(header, align="l") for header in ("text", "model")),
-            Column("norms gone"),
-            Column("bits/byte"),
-            *(Column(header, "over rows") for header in ways),
-            *(Column(header, "over tokens") for header in ("median", "p99.9")),
-        ],
-        rows=[_score_cells(record) for record in rows.scores],
-        published=[],
-        caption=(
-            "Cross-entropy (nats/token) before and after training, norm-free parts folded."
-            f" Run {rows.run}: {rows.caption}"
-        ),
-        notes=[
-            "trimmed: without the 2.5 % of rows at either end; worst: the largest mean loss of a row.",
-            *(_run_note(label, rows) for label in rows.runs),
-        ],
-        records=rows.scores,
-    )
-
-
-def _score_cells(record: Mapping[str, Any]) -> list[str]:
-    keys = ("row_mean", "row_median", "row_trimmed_mean", "row_p99_9", "row_max", "token_median", "token_p99_9")
-    return [
-        record["text"],
-        record["model"],
-        f"{record['norms_gone']} of {record['norms']}",
-        _loss(record["bits_per_byte"], 4),
-        *(_loss(record[key], 4 if key == "row_mean" else 2) for key in keys),
-    ]
-
-
-def _loss(value: float | None, digits: int) -> str:
-    if value is None:
-        return _NOT_FINITE
-    return f"{value:.{digits}f}" if value < 1e4 else f"{value:.2g}"
+    return SCORES.table(rows.scores, rows, notes=[_run_note(label, rows) for label in rows.runs])
 
 
 def norms_table(rows: OwnRows, label: str) -> Table:
     """A line for each norm of one run: what became of it, and the scales of its input before and after."""
     spread = rows.spread_of(label)
-    records = spread.drop(columns=["rows", "context", "text"]).to_dict("records")
     first = spread.iloc[0]
-    headers = ("median", "p99.9", "largest", "its token", "position 0")
-    pairs = zip(records[::2], records[1::2], strict=True)
-    return Table(
-        name=f"norms_{label}",
+    spec = TableSpec(
+        f"norms_{label}",
+        f"Per-token scale at every norm of the run {label}, before and after: its median at positions after the first,"
+        " and multiples of that.",
+        line=["place"],
+        member="form",
         columns=[
-            Column("norm", align="l", code=True),
-            Column("becomes", align="l"),
-            Column("1/c"),
-            *(
-                Column(header, form, align="l" if header == "its token" else "r", code=header == "its token")
-                for form in spread_rows.FORMS
-                for header in headers
-            ),
+            Shown("norm", text("norm"), align="l", code=True),
+            Shown("becomes", lambda row: "linear" if row["gone"] else "kept", align="l"),
+            Shown("1/c", where(lambda row: row["gone"], number("constant", ".3g"))),
+            *(column for form in spread_rows.FORMS for column in _of_form(form)),
         ],
-        rows=[_norm_cells(before, after) for before, after in pairs],
-        published=[],
-        caption=(
-            f"Per-token scale at every norm of the run {label}, before and after: its median at positions after "
-            f"the first, and multiples of that. Run {rows.run}: {rows.caption}"
-        ),
         notes=[
             f"{first['rows']} held-out rows of {first['context']} tokens; {first['text']}. 1/c: the scale that stands"
             " for every token's where the norm is gone. position 0: median over rows.",
             _run_note(label, rows),
         ],
-        records=records,
     )
+    return spec.table(spread.drop(columns=["rows", "context", "text"]).to_dict("records"), rows)
 
 
-def _norm_cells(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[str]:
-    gone = before["gone"]
-    cells = [before["norm"], "linear" if gone else "kept", f"{before['constant']:.3g}" if gone else ABSENT]
-    for form in (before, after):
-        cells += [
-            _scale(form["median"]),
-            *(_times(form[key] / form["median"]) for key in ("p99_9", "largest")),
-            repr(form["piece"]),
-            _times(form["first"] / form["median"]),
-        ]
-    return cells
+def _of_form(form: str) -> Iterator[Shown]:
+    yield Shown("median", number("median", ".3g", lost=NOT_FINITE), form, of=form)
+    yield Shown("p99.9", _times("p99_9"), form, of=form)
+    yield Shown("largest", _times("largest"), form, of=form)
+    yield Shown("its token", lambda row: repr(row["piece"]), form, align="l", code=True, of=form)
+    yield Shown("position 0", _times("first"), form, of=form)
 
 
-def _scale(value: float) -> str:
-    return _NOT_FINITE if pd.isna(value) else f"{value:.3g}"
+def _times(name: str) -> Cell:
+    """A scale as a multiple of the median."""
 
+    def cell(row: Row) -> str:
+        value = row[name] / row["median"]
+        return NOT_FINITE if math.isnan(value) else f"{value:.3g}×"
 
-def _times(value: float) -> str:
-    return _NOT_FINITE if pd.isna(value) else f"{value:.3g}×"
+    return cell
 
 
 def _run_note(label: str, rows: OwnRows) -> str:
     """Where a run's numbers come from."""
     facts = rows.runs[label]
-    base, told = facts["base"], facts["provenance"]
-    packages = told["packages"]
-    settings, gone = ", ".join(_settings(facts)), ", ".join(of_blocks(facts["norms"])) or "no norm"
-    return (
-        f"{label}: base {base['name']} (digest {base['digest']}); gone {gone}; {base['data']}; {settings};"
-        f" {facts['train_time_s'] / 60:.1f} min of training on {told['device']}; code {told['commit']}, PyTorch"
-        f" {packages['torch']}, transformers {packages['transformers']}."
-    )
-
-
-def _settings(facts: Mapping[str, Any]) -> Sequence[str]:
-    window = facts["taper"]
-    return [
+    base, told, window = facts["base"], facts["provenance"], facts["taper"]
+    settings = [
         f"{facts['steps']} steps of {facts['batch']} rows of {facts['context']} tokens",
         f"peak learning rate {facts['lr']:g}",
         f"scale loss {facts['aux_weight']:g}",
@@ -136,3 +101,9 @@ def _settings(facts: Mapping[str, Any]) -> Sequence[str]:
         f"{facts['precision']}",
         f"seed {facts['seed']}",
     ]
+    gone = ", ".join(of_blocks(facts["norms"])) or "no norm"
+    return (
+        f"{label}: base {base['name']} (digest {base['digest']}); gone {gone};"
+        f" {base['data']}; {', '.join(settings)}; {facts['train_time_s'] / 60:.1f} min of training on {told['device']};"
+        f" code {told['commit']}, PyTorch {told['packages']['torch']}, transformers {told['packages']['transformers']}."
+    )

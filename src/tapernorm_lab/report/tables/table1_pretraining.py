@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -15,15 +14,19 @@ from ...config.sections import VARIANT_LABELS, VARIANTS
 from ..engine import statistics as stats
 from ..engine.cells import interval, mean_sd, number, text
 from ..engine.frame import Row
-from ..engine.summary import Against, summarise
+from ..engine.summary import Against, refuse_unlike, summarise
 from ..engine.table_spec import Shown, TableSpec
-from ..provenance import device_and_code, missing_seeds, of_several_codes, short_commits
+from ..provenance import short_commits
 from ..table import ABSENT, Table
 
 SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
 FORMS = ("unfused", "fused")  # how a tapered model is folded
-LOSS = mean_sd("valid_ce", ".4f")
-GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
+LOSS, GAP = mean_sd("valid_ce", ".4f"), interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
+LOSS_NOTE = (
+    "loss: validation cross-entropy in nats/token, at g = 0 where tapered: mean ± sample standard deviation over n"
+    " seeds."
+)
+GAP_NOTE = "gap %: mean over paired seeds of 100 (L − L_Baseline)/L_Baseline, in brackets its 95 % t interval."
 ALL_SEEDS, TRIMMED = "all", "without outliers"
 _SAME = ("steps", "lr", "batch", "context", "valid_tokens")  # at one width, or its losses are not comparable
 
@@ -37,9 +40,9 @@ def table1(found: tuple[pd.DataFrame, pd.DataFrame], job: ReportJob) -> Table:
     jobs: list[Row] = found[0].to_dict("records")
     rows = table1_rows(jobs, run=job.run, labels=job.labels)
     lines = _printed(rows)
-    every_seed = [row | {"label": VARIANT_LABELS[row["variant"]]} for row in rows if row["seeds_counted"] == ALL_SEEDS]
     spec = TableSpec(
         "table1",
+        "Validation loss and relative gap to Baseline.",
         line=("d_model", "seeds_counted"),
         member="variant",
         printed=lambda row: _line_of(row) in lines,
@@ -49,42 +52,37 @@ def table1(found: tuple[pd.DataFrame, pd.DataFrame], job: ReportJob) -> Table:
             Shown("parameters", number("parameters", ",")),
             Shown("steps", number("steps", ",")),
             Shown("n", lambda row: lines[_line_of(row)]),
-            Shown("loss", LOSS, VARIANT_LABELS["baseline"], of="baseline"),
+            Shown("loss", LOSS, VARIANT_LABELS["baseline"], of="baseline", note=LOSS_NOTE),
             *(
-                Shown(header, cell, VARIANT_LABELS[variant], of=variant)
+                Shown(header, cell, VARIANT_LABELS[variant], of=variant, note=note)
                 for variant in SHOWN[1:]
-                for header, cell in {"loss": LOSS, "gap %": GAP}.items()
+                for header, cell, note in (("loss", LOSS, LOSS_NOTE), ("gap %", GAP, GAP_NOTE))
             ),
         ],
     )
-    return spec.table(
-        rows,
-        published=[_published_line()],
-        caption=(
-            f"Validation loss and relative gap to Baseline.{of_several_codes(short_commits(jobs))}"
-            f" Run {job.run}: {job.caption}"
-        ),
-        notes=[*_notes(jobs), *_left_out_notes(rows), *missing_seeds(every_seed, "variant", SHOWN)],
-    )
+    return spec.table(rows, job, published=[_published_line()], notes=_notes(jobs, rows), runs=jobs)
 
 
 def table1_rows(jobs: Sequence[Row], *, run: str, labels: Mapping[int, str] | None = None) -> list[Row]:
     """One row per width, seeds counted (all; then without outliers, where there are any) and variant."""
     if not jobs:
         raise UserError(f"run {run} has no results: run its training jobs first")
+    refuse_unlike(jobs, "d_model", _SAME)
     rows = []
     for d_model in sorted({job["d_model"] for job in jobs}):
-        width = sorted((job for job in jobs if job["d_model"] == d_model), key=lambda job: job["seed"])
-        _refuse_unlike(width)
-        by_variant = {v: [job for job in width if job["variant"] == v] for v in VARIANTS}
-        left_out = {v: stats.outliers({job["seed"]: job["valid_ce"] for job in cell}) for v, cell in by_variant.items()}
-        jobs_of = [job for cell in by_variant.values() for job in cell]
-        kept = [job for job in jobs_of if job["seed"] not in left_out[job["variant"]]]
+        width = sorted((job for job in jobs if job["d_model"] == d_model), key=_order)
+        losses = {v: {job["seed"]: job["valid_ce"] for job in width if job["variant"] == v} for v in VARIANTS}
+        left_out = {variant: stats.outliers(of_seeds) for variant, of_seeds in losses.items()}
+        kept = [job for job in width if job["seed"] not in left_out[job["variant"]]]
         common = {"run": run, "size": (labels or {}).get(d_model, str(d_model)), "d_model": d_model}
-        rows += [{**common, "seeds_counted": ALL_SEEDS, **row} for row in _variant_rows(jobs_of, {})]
+        rows += [{**common, "seeds_counted": ALL_SEEDS, **row} for row in _variant_rows(width, {})]
         if any(left_out.values()):
             rows += [{**common, "seeds_counted": TRIMMED, **row} for row in _variant_rows(kept, left_out)]
     return rows
+
+
+def _order(job: Row) -> tuple[int, int]:
+    return VARIANTS.index(job["variant"]), job["seed"]
 
 
 def _variant_rows(jobs: Sequence[Row], left_out: Mapping[str, Mapping[int, float]]) -> Iterator[Row]:
@@ -112,15 +110,6 @@ def _variant_rows(jobs: Sequence[Row], left_out: Mapping[str, Mapping[int, float
         }
 
 
-def _refuse_unlike(width: Sequence[Row]) -> None:
-    for column in _SAME:
-        if len(values := sorted({job[column] for job in width})) > 1:
-            raise UserError(
-                f"the runs at d_model {width[0]['d_model']} differ in {column} ({', '.join(map(str, values))}), "
-                "so their losses are not comparable: run the older ones again"
-            )
-
-
 def _printed(rows: Sequence[Row]) -> dict[tuple[int, str], str]:
     """The printed lines, width and seeds counted each, with their n; one without outliers only where it differs."""
     lines: dict[tuple[int, str], list[Row]] = {}
@@ -130,8 +119,8 @@ def _printed(rows: Sequence[Row]) -> dict[tuple[int, str], str]:
     for line, members in lines.items():
         mine = [row for row in members if row["variant"] in SHOWN]
         if line[1] == ALL_SEEDS or any(row["left_out"] for row in mine):
-            ns = dict.fromkeys(str(row["n"]) for row in mine)
-            found[line] = "/".join(str(row["n"]) for row in mine) if len(ns) > 1 else "".join(ns) or ABSENT
+            ns = [str(row["n"]) for row in mine]
+            found[line] = "/".join(ns if len(set(ns)) > 1 else ns[:1]) or ABSENT
     return found
 
 
@@ -165,47 +154,23 @@ def _published_line() -> list[str]:
     return [who, "64–512", "1M–30M", ABSENT, str(published.TABLE1_SEEDS), ABSENT, ABSENT, gaps[0], ABSENT, gaps[1]]
 
 
-def _notes(jobs: Sequence[Row]) -> Iterator[str]:
-    yield (
-        "loss: validation cross-entropy in nats/token, at g = 0 where tapered: mean ± sample standard deviation over"
-        " n seeds."
-    )
-    yield "gap %: mean over paired seeds of 100 (L − L_Baseline)/L_Baseline, in brackets its 95 % t interval."
-    yield from _fold_note(jobs)
-    remarks = [f"; {VARIANT_LABELS[v]}, {r.note}" for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
-    yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here{''.join(remarks)}."
-    rates = ", ".join(f"{rate:g}" for rate in sorted({job["lr"] for job in jobs}))
-    yield f"Peak learning rate {rates}. {device_and_code(jobs)}"
-    yield from _config_notes(jobs)
-
-
-def _config_notes(jobs: Sequence[Row]) -> Iterator[str]:
-    """That runs of more than one version of the config stand side by side, where they do."""
-    tapered = [job for job in jobs if job["variant"] != "baseline"]
-    versions = {"model and training": (jobs, "settings_hash"), "taper": (tapered, "taper_hash")}
-    for what, (some, column) in versions.items():
-        if len(names := sorted({job[column] for job in some})) > 1:
-            yield f"The runs differ in settings of {what} that one config gives all of them: {len(names)} versions."
-
-
-def _fold_note(jobs: Sequence[Row]) -> Iterator[str]:
-    """That folding left the loss where it was, with the largest difference over everything that was folded."""
+def _notes(jobs: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
+    """What no column says: how far folding moved a loss, which seeds are left out, and in what settings runs differ."""
     folded = [job for job in jobs if not math.isnan(job["valid_ce_gated"])]
     if folded:
         shift = max(abs(job[f"valid_ce_{form}"] - job["valid_ce_gated"]) for job in folded for form in FORMS)
-        yield (
-            f"Folding the norms away, as a fixed scale or into the next linear map, moved the loss of the {len(folded)}"
-            f" tapered models by at most {shift:.1e} nats/token."
-        )
-
-
-def _left_out_notes(rows: Sequence[Row]) -> Iterator[str]:
+        yield f"Folding the norms of the {len(folded)} tapered models moved a loss by at most {shift:.1e} nats/token."
     left_out = [row for row in rows if row["left_out"] and row["variant"] in SHOWN]
     if left_out:
+        named = (f"{row['size']} {VARIANT_LABELS[row['variant']]} {row['left_out']}" for row in left_out)
         yield (
-            f"†: without the seeds whose loss lies more than {stats.MAX_MADS:g} MAD (median absolute deviation,"
-            " unscaled) from the median of their variant's seeds; gaps pair the seeds that remain in both."
+            f"†: without the seeds whose loss lies more than {stats.MAX_MADS:g} MAD (median absolute deviation) from"
+            f" their variant's median: {'; '.join(named)}."
         )
-    for d_model, group in groupby(left_out, key=lambda row: row["d_model"]):
-        named = "; ".join(f"{VARIANT_LABELS[row['variant']]} {row['left_out']}" for row in group)
-        yield f"† at d {d_model} leaves out {named}."
+    remarks = [f"; {VARIANT_LABELS[v]}, {r.note}" for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
+    yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here{''.join(remarks)}."
+    yield f"Peak learning rate {', '.join(f'{rate:g}' for rate in sorted({job['lr'] for job in jobs}))}."
+    tapered = [job for job in jobs if job["variant"] != "baseline"]
+    for what, some in {"settings": jobs, "taper": tapered}.items():
+        if len(versions := {job[f"{what}_hash"] for job in some}) > 1:
+            yield f"The runs are of {len(versions)} versions of the config: {what} differ."

@@ -1,38 +1,34 @@
 """Tables 2, 2x and 2v1: decoding speed without norms, as published, against better baselines, and without a cache."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tapernorm.util.errors import UserError
 
 from ...config import published
 from ...config.jobs import ReportJob
-from ..frames.decoding import (
-    ARMS,
-    MODES,
-    NAN,
-    Bench,
-    Row,
-    arm_labels,
-    named,
-)
-from ..table import ABSENT, Column, Table
-from .table2_notes import (
-    FUSED_NORM,
-    NAIVE,
-    bandwidth_notes,
-    decimals,
-    fixed_notes,
-    number,
-    ratio,
-    reading_notes,
-    run_notes,
-    setting,
-    spread,
-    verdict,
-)
+from ..engine.cells import Cell, interval, number, significant, text, where
+from ..engine.frame import Row
+from ..engine.table_spec import Shown, TableSpec
+from ..frames.decoding import CELL, MODES, NAN, Bench, arm_labels
+from ..provenance import short_commits
+from ..table import ABSENT, Table
+from .table2_notes import setting, unavailable_notes
 
-_MODEL = [Column("batch", align="l"), Column("prompt"), Column("model", align="l")]
+NAIVE, FUSED_NORM = "ratio_baseline_naive", "ratio_baseline"
 _PAPER_ARMS = ("baseline_naive", "unfused", "fused")
+READ = number("read_share", ".0f", scale=100)
+_FEW = 6  # below so many rounds even the range of the samples holds the median with less than 95 %
+_SPEED = "tok/s: tokens per second, all sequences of the batch together, median over the rounds."
+_RATIO = (
+    "ratio: median over the rounds of the Baseline's time over the row's, paired by round; in brackets, 95 % bootstrap"
+    " intervals."
+)
+_SPELT_OUT = "Baseline: RMSNorm spelt out in several operations, as in the paper's software."
+_BOUND = "bound: the model without any norm, the final one too; its logits mean nothing, and no removal gains more."
+_FIXED = (
+    "torch.compile and CUDA graphs keep one graph for all positions: each step attends over the whole cache, as long as"
+    " the longest prompt and its new tokens, so the prompt hardly changes their speed."
+)
 
 
 def table2(bench: Bench, job: ReportJob) -> Table:
@@ -43,25 +39,26 @@ def table2(bench: Bench, job: ReportJob) -> Table:
     """
     rows = [row for row in _eager(bench, "decode", "table2") if row["arm"] in _PAPER_ARMS]
     labels = _labels(bench)
-    return Table(
-        name="table2",
-        columns=[*_MODEL, Column("tok/s", timed="speed"), Column("ratio", timed="ratio")],
-        rows=[[*_heading(row), labels[row["arm"]], spread(row, "tokens_per_s"), ratio(row, NAIVE)] for row in rows],
-        published=[
-            [published.TABLE2_SHORT, "all", labels[arm], ABSENT, f"{theirs.low:.2f}–{theirs.high:.2f}"]
-            for arm, theirs in published.TABLE2_RATIO.items()
+    spec = TableSpec(
+        "table2",
+        "Decoding with a key-value cache, eager.",
+        columns=[
+            *_heading(bench),
+            Shown("tok/s", significant("tokens_per_s"), timed="speed", note=_SPEED),
+            Shown("ratio", _ratio(NAIVE), timed="ratio", note=_RATIO),
         ],
-        caption=f"Decoding with a key-value cache, eager. Run {job.run}: {job.caption} {setting(bench, rows)}",
         notes=[
-            *reading_notes(rows),
-            "Baseline: RMSNorm spelt out in several operations, as in the paper's software. Table 2x has the better"
-            " Baseline and the other modes.",
+            f"{_SPELT_OUT} Table 2x has the better Baseline and the other modes.",
             f"Last rows: ranges published by {published.TABLE2_SOURCE}, over its settings, on"
             f" {published.TABLE2_SETTING}; not measured here.",
-            *run_notes(bench),
         ],
-        records=_records(bench, rows, job.run, [_table2_published(row) for row in rows]),
     )
+    foot = [
+        [published.TABLE2_SHORT, "all", labels[arm], ABSENT, f"{theirs.low:.2f}–{theirs.high:.2f}"]
+        for arm, theirs in published.TABLE2_RATIO.items()
+    ]
+    records = [_record(bench, row, job) | _table2_published(row) for row in rows]
+    return spec.table(records, job, published=foot, setting=setting(bench, rows), notes=_notes(bench, rows))
 
 
 def _table2_published(row: Row) -> Row:
@@ -82,50 +79,45 @@ def table2x(bench: Bench, job: ReportJob) -> Table:
     rows = [row for row in bench.rows if row["phase"] in ("decode", "prefill")]
     if not any(row["phase"] == "decode" for row in rows):
         raise UserError("table2x needs decoding, which was not measured: run `tapernorm bench decode` in some mode")
-    better, fused = "Baseline, F.rms_norm", arm_labels(bench)["fused"]
-    return Table(
-        name="table2x",
+    better, ratio, fused = "Baseline, F.rms_norm", "ratio to it", arm_labels(bench)["fused"]
+    alone = number(FUSED_NORM, ".3f")
+    spec = TableSpec(
+        "table2x",
+        "Decoding against the better Baseline, by mode.",
         columns=[
-            *(Column(header, align="l") for header in ("phase", "mode")),
-            *(Column(header) for header in ("batch", "prompt")),
-            *(Column(header, better, timed="speed") for header in ("tok/s", "% of read")),
-            *(Column(header, "ratio to it", timed="ratio") for header in ("several-op", "unfused", "fused", "bound")),
-            *(Column(header, fused, timed="speed") for header in ("GB/s", "% of read")),
+            Shown("phase", text("phase"), align="l"),
+            Shown("mode", lambda row: MODES[row["mode"]], align="l"),
+            Shown("batch", text("batch")),
+            Shown("prompt", text("prompt")),
+            Shown("tok/s", _speed_alone, better, timed="speed", of="baseline", note=_SPEED),
+            Shown("% of read", READ, better, timed="speed", of="baseline"),
+            Shown("several-op", alone, ratio, timed="ratio", of="baseline_naive", note=_RATIO),
+            Shown("unfused", _ratio(FUSED_NORM), ratio, timed="ratio", of="unfused"),
+            Shown("fused", _ratio(FUSED_NORM), ratio, timed="ratio", of="fused"),
+            Shown("bound", alone, ratio, timed="ratio", of="identity", note=_BOUND),
+            Shown("GB/s", number("bytes_per_s", ",.1f", scale=1e-9), fused, timed="speed", of="fused"),
+            Shown("% of read", READ, fused, timed="speed", of="fused"),
         ],
-        rows=list(_table2x_lines(rows)),
-        published=[],
-        caption=f"Decoding against the better Baseline, by mode. Run {job.run}: {job.caption} {setting(bench, rows)}",
-        notes=[
-            verdict(bench),
-            "A gain counts where the intervals of the ratios to both Baselines, with F.rms_norm and with the several-op"
-            " norm, lie above 1, a loss where either lies below. Yes: a gain everywhere; in part: at some; not"
-            " shown: neither gain nor loss at any.",
-            *reading_notes(rows),
-            "several-op: Baseline with RMSNorm spelt out, as in Table 2. bound: the model without any norm, the final"
-            " one too; its logits mean nothing, and removing norms can gain no more.",
-            *bandwidth_notes(bench, rows),
-            *fixed_notes(rows),
-            *run_notes(bench),
-        ],
-        records=_records(bench, rows, job.run),
+        notes=["several-op: Baseline with RMSNorm spelt out, as in Table 2.", _read_note(bench)],
+        line=CELL,
+        member="arm",
     )
+    fixed = [_FIXED] if any(row["mode"] != "eager" for row in rows) else []
+    notes = [*fixed, *_notes(bench, rows)]
+    return spec.table([_record(bench, row, job) for row in rows], job, setting=setting(bench, rows), notes=notes)
 
 
-def _table2x_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """One line per phase, mode, batch and prompt."""
-    cells: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        cells.setdefault(named(row), {})[row["arm"]] = row
-    for arms in cells.values():
-        base, fused, speed = arms["baseline"], arms["fused"], arms["baseline"]["tokens_per_s"]
-        yield [
-            *(base["phase"], MODES[base["mode"]], str(base["batch"]), str(base["prompt"])),
-            *(f"{speed:,.{decimals(speed)}f}", number(100 * base["read_share"], ".0f")),
-            number(arms["baseline_naive"][FUSED_NORM], ".3f"),
-            *(ratio(arms[arm], FUSED_NORM) for arm in ("unfused", "fused")),
-            number(arms["identity"][FUSED_NORM], ".3f"),
-            *(number(1e-9 * fused["bytes_per_s"], ",.1f"), number(100 * fused["read_share"], ".0f")),
-        ]
+def _read_note(bench: Bench) -> str:
+    """How to read bytes/s and their share of what the device can read."""
+    needed = "GB/s: the bytes of weights and cache that a decoded token must read, times tok/s"
+    if bench.read_bandwidth is None:
+        return f"{needed}; the device's read bandwidth was not measured."
+    read = bench.read_bandwidth
+    limit = interval("", ",.1f")({"": 1e-9 * read.value, "_low": 1e-9 * read.low, "_high": 1e-9 * read.high})
+    return (
+        f"{needed}; % of read: its share of the device's read bandwidth, {limit} GB/s, measured by a reduction over a"
+        f" large buffer, n = {read.n}. Above 100 %, weights were read from a cache of the device."
+    )
 
 
 def table2v1(bench: Bench, job: ReportJob) -> Table:
@@ -135,42 +127,28 @@ def table2v1(bench: Bench, job: ReportJob) -> Table:
         UserError: no eager forward pass was measured.
     """
     rows, theirs = _eager(bench, "forward", "table2v1"), published.TABLE2V1_SHORT
-    foot = list(_table2v1_foot(bench, rows))
-    return Table(
-        name="table2v1",
+    speed = _SPEED.replace("tok/s: tokens", "k tok/s: thousands of prompt tokens")
+    spec = TableSpec(
+        "table2v1",
+        "Logits of the last token alone, by a forward pass of the whole prompt without a key-value cache, eager: what"
+        " the paper's first version measured, not what Table 2 does.",
         columns=[
-            *_MODEL,
-            Column("k tok/s", "this run", timed="speed"),
-            *(Column(header, "this run", timed="ratio") for header in ("ratio", "to F.rms_norm")),
-            *(Column(header, theirs) for header in ("k tok/s", "ratio")),
+            *_heading(bench),
+            Shown("k tok/s", significant("tokens_per_s", scale=1e-3), "this run", timed="speed", note=speed),
+            Shown("ratio", _ratio(NAIVE), "this run", timed="ratio", note=_RATIO),
+            Shown("to F.rms_norm", _ratio(FUSED_NORM), "this run", timed="ratio"),
+            Shown("k tok/s", number("published_ktokens_per_s", ".1f"), theirs),
+            Shown("ratio", number("published_ratio", ".3f"), theirs),
         ],
-        rows=list(_table2v1_lines(bench, rows)),
-        published=foot,
-        caption=(
-            "Logits of the last token alone, by a forward pass of the whole prompt without a key-value cache, eager:"
-            " what the paper's first version measured, not what Table 2 does."
-            f" Run {job.run}: {job.caption} {setting(bench, rows)}"
-        ),
         notes=[
-            *reading_notes(rows, "k tok/s: thousands of prompt tokens per second"),
-            "Baseline: RMSNorm spelt out in several operations. No norm at all: a bound, its logits mean nothing.",
+            f"{_SPELT_OUT} No norm at all: a bound, its logits mean nothing.",
             f"Columns {theirs}: published in {published.TABLE2V1_SOURCE}; not measured here, ratios derived from its"
-            " rounded rows." + (" Last rows: its batches and prompts that this run has not." if foot else ""),
-            *run_notes(bench),
+            " rounded rows. Rows beneath: its batches and prompts that this run has not.",
         ],
-        records=_records(bench, rows, job.run, [_table2v1_published(row) for row in rows]),
     )
-
-
-def _table2v1_lines(bench: Bench, rows: Sequence[Row]) -> Iterator[list[str]]:
-    labels = _labels(bench)
-    for row in rows:
-        theirs = _table2v1_published(row)
-        yield [
-            *(*_heading(row), labels[row["arm"]], spread(row, "tokens_per_s", scale=1e-3)),
-            *(ratio(row, NAIVE), ratio(row, FUSED_NORM)),
-            *(number(theirs["published_ktokens_per_s"], ".1f"), number(theirs["published_ratio"], ".3f")),
-        ]
+    records = [_record(bench, row, job) | _table2v1_published(row) for row in rows]
+    foot = list(_table2v1_foot(bench, rows))
+    return spec.table(records, job, published=foot, setting=setting(bench, rows), notes=_notes(bench, rows))
 
 
 def _table2v1_foot(bench: Bench, rows: Sequence[Row]) -> Iterator[list[str]]:
@@ -208,11 +186,41 @@ def _labels(bench: Bench) -> dict[str, str]:
     return {**arm_labels(bench), "baseline_naive": "Baseline"}
 
 
-def _heading(row: Row) -> list[str]:
-    """Batch and prompt, once for the lines that share them."""
-    return [str(row["batch"]), str(row["prompt"])] if row["arm"] == ARMS[0] else ["", ""]
+def _heading(bench: Bench) -> list[Shown]:
+    labels, place = _labels(bench), ("batch", "prompt")
+    return [
+        Shown("batch", text("batch"), align="l", once=place),
+        Shown("prompt", text("prompt"), once=place),
+        Shown("model", lambda row: labels[row["arm"]], align="l"),
+    ]
 
 
-def _records(bench: Bench, rows: Sequence[Row], run: str, theirs: Sequence[Mapping[str, object]] = ()) -> list[Row]:
-    more = theirs or [{}] * len(rows)
-    return [{"run": run, **row, **bench.facts, **extra} for row, extra in zip(rows, more, strict=True)]
+def _ratio(name: str) -> Cell:
+    """A ratio with its interval; none for the baseline itself."""
+    return where(lambda row: name != f"ratio_{row['arm']}", interval(name, ".3f"))
+
+
+def _speed_alone(row: Row) -> str:
+    return significant("tokens_per_s")(row).partition(" [")[0]
+
+
+def _record(bench: Bench, row: Row, job: ReportJob) -> Row:
+    return {"run": job.run, **row, **bench.facts}
+
+
+def _notes(bench: Bench, rows: Sequence[Row]) -> Iterator[str]:
+    """Too few rounds, what was checked, which modes were missing, the state of the machine, and the code."""
+    if min(row["n"] for row in rows) < _FEW:
+        yield f"With fewer than {_FEW} rounds the intervals are narrower than 95 % would need."
+    labels, facts = arm_labels(bench), bench.facts
+    checks = [
+        f"{labels.get(arm, arm)} {check['largest_logit_difference']:.1e} (logits' RMS {check['logit_scale']:.3g})"
+        for arm, check in bench.checks.items()
+    ]
+    if checks:
+        yield f"Largest difference from the gated model's logits at g = 0, before timing: {'; '.join(checks)}."
+    yield from unavailable_notes(bench)
+    tf32 = {True: "TF32 on", False: "TF32 off"}.get(facts["tf32"], "No TF32")
+    clocks = "".join(f", {name} {value}" for name, value in bench.clocks.items())
+    before, after = (ABSENT if facts[key] is None else f"{facts[key]:.2f}" for key in ("load_before", "load_after"))
+    yield f"{tf32}{clocks}; load {before} before, {after} after. Code commit: {short_commits([facts])[0]}."

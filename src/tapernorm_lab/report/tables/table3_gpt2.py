@@ -5,19 +5,24 @@ from collections.abc import Iterator, Sequence
 from ...config import published
 from ...config.gpt2 import METHOD_LABELS, ORIGINAL
 from ...config.jobs import ReportJob
-from ..engine.cells import NOT_FINITE, interval, mean_sd, number, shown, text
+from ..engine.cells import NOT_FINITE, interval, mean_sd, number, shown, text, where
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.gpt2 import Gpt2Rows
 from ..frames.gpt2_summary import of_form, published_gap, table3_rows
-from ..provenance import of_several_codes
 from ..table import ABSENT, Table
-from .table3_notes import (
-    codes,
-    stand_ins,
-    table3_notes,
-    table3x_notes,
+
+CE = mean_sd("ce", ".4f", lost=NOT_FINITE)
+GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
+_CE_NOTE = (
+    "CE: mean over every row, a row over all of its targets, in float32, at the end state (g = 0, or all norms"
+    " removed): mean ± sample standard deviation over n seeds. Table 3x says how far folding moves it."
 )
+_GAP_NOTE = (
+    "gap %: 100 (L − L_Vanilla)/L_Vanilla, mean over paired seeds, in brackets its 95 % t interval; Original is"
+    " compared with every seed's Vanilla."
+)
+_KEPT = "Vanilla keeps every LayerNorm, Internal-TaperLN only the final one, All-TaperLN and FakeLN none."
 
 
 def table3(found: Gpt2Rows, job: ReportJob) -> Table:
@@ -27,7 +32,7 @@ def table3(found: Gpt2Rows, job: ReportJob) -> Table:
         UserError: no score, evaluations of a corpus that scored other rows, or fine-tunes of one size that differ in
             steps, learning rate or batch.
     """
-    scores, rows = found.scores, table3_rows(found.scores, run=job.run)
+    rows, scored = table3_rows(found.scores, run=job.run), of_form(found.scores, "gated")
     corpora = {row["corpus"]: row for row in rows}
     beside = any(row["size"] in published.TABLE3 for row in rows)
     counts: dict[tuple[str, str], set[int]] = {}
@@ -40,31 +45,67 @@ def table3(found: Gpt2Rows, job: ReportJob) -> Table:
         Shown("n", lambda row: "/".join(map(str, sorted(counts[row["size"], row["method"]])))),
     ]
     for corpus, row in corpora.items():
-        columns += [Shown("CE", CE, row["label"], of=corpus), Shown("gap %", GAP, row["label"], of=corpus)]
+        columns.append(Shown("CE", CE, row["label"], of=corpus, note=_CE_NOTE))
+        columns.append(Shown("gap %", GAP, row["label"], of=corpus, note=_GAP_NOTE))
         theirs = f"published {published.TABLE3_COLUMNS[row['column']]}"
         columns += [Shown(theirs, published_cell, row["label"], of=corpus)] if beside else []
-    return TableSpec("table3", columns, line=("size", "method"), member="corpus").table(
-        rows,
-        published=[] if beside else list(_foot(rows, list(corpora))),
-        caption=(
-            f"Mean cross-entropy (nats/token) of GPT-2 fine-tuned by four methods, and gap to Vanilla.{stand_ins(rows)}"
-            f"{of_several_codes(codes(of_form(scores, 'gated')))} Run {job.run}: {job.caption}"
-        ),
-        notes=table3_notes(rows, of_form(scores, "gated")),
+    place = "Columns published" if beside else f"Rows {published.TABLE3_SHORT}"
+    source = (
+        f"{place}: from {published.TABLE3_SOURCE}, fine-tuned by them, not measured here, with the gap that follows;"
+        f" {published.TABLE3_REMARK}."
     )
+    spec = TableSpec(
+        "table3",
+        f"Mean cross-entropy (nats/token) of GPT-2 fine-tuned by four methods, and gap to Vanilla.{stand_ins(rows)}",
+        columns,
+        notes=[_KEPT, source],
+        line=("size", "method"),
+        member="corpus",
+    )
+    foot = [] if beside else list(_foot(rows, list(corpora)))
+    return spec.table(rows, job, published=foot, notes=[*_shared_notes(rows), *_origin(scored)], runs=_codes(scored))
 
 
 def table3x(found: Gpt2Rows, job: ReportJob) -> Table:
     """Table 3x of a run, from its rows: the tails behind each mean. Raises as `table3`."""
-    scores, rows = found.scores, table3_rows(found.scores, run=job.run)
-    return TABLE3X.table(
-        rows,
-        caption=(
-            "Cross-entropy (nats/token) over rows and over tokens: what a few rows do to the means of Table 3."
-            f"{stand_ins(rows)}{of_several_codes(codes(of_form(scores, 'gated')))} Run {job.run}: {job.caption}"
-        ),
-        notes=table3x_notes(rows),
+    rows = table3_rows(found.scores, run=job.run)
+    spec = TableSpec(
+        "table3x",
+        "Cross-entropy (nats/token) over rows and over tokens: what a few rows do to the means of Table 3."
+        f"{stand_ins(rows)}",
+        columns=[
+            Shown("size", text("size"), align="l", once=["size"]),
+            Shown("corpus", text("label"), align="l", once=["size", "label"]),
+            Shown("method", _method, align="l"),
+            Shown("n", text("n")),
+            Shown("mean", CE, "over rows"),
+            Shown("median", number("rows_median", ".3f"), "over rows"),
+            Shown("trimmed", number("rows_trimmed_mean", ".3f"), "over rows"),
+            Shown("p99.9", number("rows_p99_9", ".2f"), "over rows"),
+            Shown("max", number("rows_max", ".2f"), "over rows"),
+            Shown("median", number("tokens_median", ".3f"), "over tokens"),
+            Shown("p99.9", number("tokens_p99_9", ".1f"), "over tokens"),
+            Shown("bits/byte", number("bits_per_byte", ".3f")),
+            Shown("folded − gated", where(lambda row: row["n_folded"], number("folded_minus_gated", ".0e"))),
+            Shown("row", text("worst_row"), "worst row"),
+            Shown("it begins", text("worst_text"), "worst row", align="l", code=True),
+        ],
+        notes=[
+            "Over rows: of each row's mean loss, mean ± sample standard deviation over n seeds; trimmed: 2.5 % of the"
+            " rows cut at either end. Over tokens: of each target's loss, quantiles to within 0.01 %.",
+            "Quantiles are averaged over n seeds; max and the worst row are those of the seed whose worst row is worst."
+            " Of fewer than 1,000 rows, p99.9 lies between the two worst.",
+            "folded − gated: how far folding all its norms away moved a model's mean. bits/byte: total bits over the"
+            " bytes of the targets' text, comparable across tokenizers.",
+            "The worst row by its index in the corpus; its text in ASCII, the rest escaped.",
+            *([_FAKELN] if any(row["size"] == "xl" and "fakeln" in row["method"] for row in rows) else []),
+        ],
+        order=("size", "corpus"),  # so that the methods stand beneath one another
     )
+    return spec.table(rows, job, notes=_shared_notes(rows), runs=_codes(of_form(found.scores, "gated")))
+
+
+_FAKELN = f"{published.TABLE3_SOURCE}, not measured here: {published.TABLE3_REMARK}."
 
 
 def _foot(rows: Sequence[Row], corpora: Sequence[str]) -> Iterator[list[str]]:
@@ -90,30 +131,47 @@ def published_cell(row: Row) -> str:
     return shown(row["published_ce"], ".4f") + (f" ({gap})" if gap else "")
 
 
-def _folding(row: Row) -> str:
-    return shown(row["folded_minus_gated"], ".0e") if row["n_folded"] else ABSENT
+def stand_ins(rows: Sequence[Row]) -> str:
+    """A sentence that names every column which is not the corpus of the published one; empty without such."""
+    named = {row["label"]: published.TABLE3_COLUMNS[row["column"]] for row in rows}
+    others = [f"{label} (for {theirs})" for label, theirs in named.items() if not label.startswith(theirs)]
+    return f" Stand-ins: {'; '.join(others)}." if others else ""
 
 
-CE = mean_sd("ce", ".4f", lost=NOT_FINITE)
-GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
-TABLE3X = TableSpec(
-    "table3x",
-    columns=[
-        Shown("size", text("size"), align="l", once=["size"]),
-        Shown("corpus", text("label"), align="l", once=["size", "label"]),
-        Shown("method", _method, align="l"),
-        Shown("n", text("n")),
-        Shown("mean", CE, "over rows"),
-        Shown("median", number("rows_median", ".3f"), "over rows"),
-        Shown("trimmed", number("rows_trimmed_mean", ".3f"), "over rows"),
-        Shown("p99.9", number("rows_p99_9", ".2f"), "over rows"),
-        Shown("max", number("rows_max", ".2f"), "over rows"),
-        Shown("median", number("tokens_median", ".3f"), "over tokens"),
-        Shown("p99.9", number("tokens_p99_9", ".1f"), "over tokens"),
-        Shown("bits/byte", number("bits_per_byte", ".3f")),
-        Shown("folded − gated", _folding),
-        Shown("row", text("worst_row"), "worst row"),
-        Shown("it begins", text("worst_text"), "worst row", align="l", code=True),
-    ],
-    order=("size", "corpus"),  # so that the methods stand beneath one another
-)
+def scale_notes(rows: Sequence[Row]) -> Iterator[str]:
+    """That a loss per token of another tokenizer or context is of another scale than the published."""
+    ours = {(row["vocab_size"], row["context"]) for row in rows}
+    for vocabulary, context in sorted(ours - {(published.TABLE3_VOCABULARY, published.TABLE3_CONTEXT)}):
+        yield (
+            f"Of another scale than {published.TABLE3_SHORT}: these losses are per token of a vocabulary of"
+            f" {vocabulary:,} in rows of {context:,}, theirs of GPT-2's {published.TABLE3_VOCABULARY:,} in rows of"
+            f" {published.TABLE3_CONTEXT:,}. Only bits/byte (Table 3x) compare across tokenizers, of the same text."
+        )
+
+
+def _shared_notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Which rows are not finite, the scale of the losses, and what was scored."""
+    for row in rows:
+        if row["nonfinite"]:
+            yield (
+                f"{_method(row)}, {row['size']}, {row['label']}: {row['nonfinite']:,} of {row['n'] * row['rows']:,}"
+                " rows are not finite, so that there is no mean."
+            )
+    yield from scale_notes(rows)
+    for row in {row["label"]: row for row in rows}.values():
+        yield f"{row['label']}: {row['rows']:,} rows of {row['context']:,} tokens scored ({row['origin']})."
+
+
+def _codes(scored: Sequence[Row]) -> list[Row]:
+    """The evaluations, and the fine-tunes behind them."""
+    tuned = [row for row in scored if row["kind"] == "finetuned"]
+    return [*scored, *(row | {"commit": row["finetune_commit"], "torch": row["finetune_torch"]} for row in tuned)]
+
+
+def _origin(scored: Sequence[Row]) -> Iterator[str]:
+    """Base models and learning rates."""
+    tuned = {row["size"]: row["lr"] for row in scored if row["kind"] == "finetuned"}
+    bases = {row["size"]: row["base"] for row in scored}
+    yield f"Base models: {'; '.join(f'{size} {base}' for size, base in bases.items())}."
+    if tuned:
+        yield f"Peak learning rate: {', '.join(f'{size} {rate:g}' for size, rate in tuned.items())}."

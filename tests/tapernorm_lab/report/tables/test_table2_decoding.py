@@ -11,10 +11,9 @@ import synthetic_bench
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config import published
 from tapernorm_lab.config.jobs import ReportJob
-from tapernorm_lab.report import table
+from tapernorm_lab.report.engine.cells import significant
 from tapernorm_lab.report.frames import decoding as decode_rows
 from tapernorm_lab.report.tables import table2_decoding as decode_tables
-from tapernorm_lab.report.tables import table2_notes as decode_notes
 
 JOB = ReportJob(run="demo", caption="Embedded demo, not the paper's scale.", labels={})
 SETTING = (
@@ -116,7 +115,6 @@ def test_few_rounds_and_one_round_are_said_to_tell_little(tmp_path):
     one = bench_of(synthetic_bench.decode(("eager",), (1,), (128,), 1), tmp_path)
     assert "[" not in "".join(cell for line in decode_tables.table2(one, JOB).rows for cell in line)
     assert "1 round after" in decode_tables.table2(one, JOB).caption
-    assert "a fused norm (eager): one round cannot tell" in decode_notes.verdict(one)
 
 
 def test_table_2x_has_every_mode_and_phase_against_the_better_baseline(bench, document):
@@ -139,47 +137,7 @@ def test_table_2x_has_every_mode_and_phase_against_the_better_baseline(bench, do
     assert line["Internal-Taper fused: % of read"] == f"{100 * moved / 20e9:.0f}"
     assert made.rows[-1][-2:] == ["—", "—"]  # prefill reads what it computes with many times over
     assert any("20.0 [19.0, 20.5] GB/s" in note for note in made.notes)
-    assert any(note.startswith("A share above 100 %") for note in made.notes)
-    assert made.notes[0] == decode_notes.verdict(bench)
     assert len(pd.DataFrame(made.records)) == len(document["cells"])
-
-
-def with_gains(folder, gains, unavailable=()):
-    """A bench in which every round is alike: mode -> speed of (baseline_naive, fused) per prompt; F.rms_norm has 1."""
-    cells = [
-        {"mode": mode, "batch": 1, "prompt": 16 + i, "phase": "decode", "arm": arm, "seconds": [1 / speed] * 6}
-        | {"tokens": 8, "bytes_per_token": 1.0}
-        for mode, pairs in gains.items()
-        for i, (naive, fused) in enumerate(pairs)
-        for arm, speed in zip(synthetic_bench.ARMS, (naive, 1.0, 1.0, fused, 2.0), strict=True)
-    ]
-    return bench_of(synthetic_bench.document("bench_decode", cells, unavailable=list(unavailable)), folder)
-
-
-def test_the_verdict_answers_for_each_mode(tmp_path):
-    gains = {
-        "eager": [(0.9, 1.1), (0.8, 1.2)],
-        "compile": [(0.9, 1.05), (1.1, 1.05), (0.9, 0.99)],
-        "cudagraph": [(1, 1), (1, 0.9)],
-    }
-    assert decode_notes.verdict(with_gains(tmp_path, gains)) == (
-        "Does the decoding gain of Internal-Taper fused survive? Against Baseline with F.rms_norm,"
-        " a fused norm (eager): yes (1.100–1.200x, a gain in 2 of 2);"
-        # of three: one gains, one is slower than the several-op norm, one slower than F.rms_norm
-        " torch.compile: in part (0.990–1.050x, a gain in 1 of 3, a loss in 2);"
-        " CUDA graphs: no (0.900–1.000x, a gain in 0 of 2, a loss in 1)."
-    )
-
-
-def test_a_gain_that_no_interval_tells_from_1_is_not_shown(tmp_path):
-    verdict = decode_notes.verdict(with_gains(tmp_path, {"eager": [(0.9, 1.0)]}))
-    assert "a fused norm (eager): not shown (1.000x, a gain in 0 of 1)" in verdict
-
-
-def test_the_verdict_names_what_was_not_measured(tmp_path):
-    bench = with_gains(tmp_path, {"eager": [(0.9, 1.1)]}, [{"mode": "compile", "reason": "no C++ compiler"}])
-    answers = decode_notes.verdict(bench)
-    assert answers.endswith("torch.compile: not measured (no C++ compiler); CUDA graphs: not measured (not asked for).")
 
 
 def test_without_a_measured_bandwidth_no_share_is_printed(tmp_path):
@@ -250,29 +208,9 @@ def test_table_2_without_eager_mode_is_refused_and_table_2x_is_not(tmp_path):
     assert decode_tables.table2x(bench, JOB).rows[0][1] == "torch.compile"
 
 
-@pytest.mark.parametrize("make", [decode_tables.table2, decode_tables.table2x, decode_tables.table2v1])
-def test_all_three_files_are_whole(bench, last_token, tmp_path, make):
-    made = make(
-        last_token if make is decode_tables.table2v1 else bench,
-        JOB.model_copy(update={"run": "a_b", "caption": "100 % of #1."}),
-    )
-    table.write(made, tmp_path)
-    back = pd.read_csv(tmp_path / f"{made.name}.csv")
-    for column in ("tokens_per_s", "tokens_per_s_low", "ratio_baseline", "ratio_baseline_naive_high", "bytes_per_s"):
-        assert back[column].dropna().tolist() == pd.DataFrame(made.records)[column].dropna().tolist()
-    grid = [line for line in (tmp_path / f"{made.name}.md").read_text().splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in grid} == {len(made.columns) + 1}
-    assert len(grid) == 2 + len(made.rows) + len(made.published)
-    tex = (tmp_path / f"{made.name}.tex").read_text()
-    assert tex.isascii()
-    bare = re.sub(r"\\[{}]", "", tex)
-    assert bare.count("{") == bare.count("}")
-    assert r"Run a\_b: 100 \% of \#1." in tex
-
-
 @pytest.mark.parametrize(
     ("value", "printed"), [(0.012346, "0.01235"), (9.8765, "9.877"), (987.65, "987.6"), (12345.6, "12,346")]
 )
 def test_speeds_have_four_significant_digits_and_never_fewer_than_the_units(value, printed):
     row = {"speed": value, "speed_low": math.nan, "speed_high": math.nan}
-    assert decode_notes.spread(row, "speed") == printed
+    assert significant("speed")(row) == printed

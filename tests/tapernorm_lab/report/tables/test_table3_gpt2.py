@@ -1,7 +1,6 @@
 """Tables 3 and 3x from made-up losses whose gaps are known, and the published numbers where they belong."""
 
 import math
-import re
 
 import pandas as pd
 import pytest
@@ -12,7 +11,6 @@ from tapernorm_lab.config import published
 from tapernorm_lab.config.gpt2 import METHOD_LABELS
 from tapernorm_lab.config.jobs import ReportJob
 from tapernorm_lab.experiments.loss_quantiles import RESOLUTION
-from tapernorm_lab.report import table
 from tapernorm_lab.report.frames import gpt2 as gpt2_rows
 from tapernorm_lab.report.tables import table3_gpt2 as gpt2_tables
 
@@ -105,20 +103,19 @@ def test_the_original_is_one_model_compared_with_every_seeds_vanilla():
     assert line[-1] == "−20.00 [−20.00, −20.00]"
 
 
-def test_the_gap_is_of_paired_seeds_and_missing_ones_are_named():
+def test_the_gap_is_of_paired_seeds():
     losses = dict(SEEDED)
     losses["tiny", "all_aux"] = {"held_out": [3.03, None, 4.06], "pile": [2.6, None, 2.5]}
     made = gpt2_tables.table3(found(losses), JOB)
     row = row_of(made, "all_aux")
     assert (row["n_pairs"], row["gap_percent"]) == (2, pytest.approx(1.25))
-    assert "tiny: All-TaperLN (+aux) has no seed 1." in made.notes
+    assert row["seeds"] == "0 2"
 
 
-def test_without_vanilla_there_is_no_gap_and_a_note_says_why():
+def test_without_vanilla_there_is_no_gap():
     losses = {key: value for key, value in SEEDED.items() if key[1] != "vanilla"}
     made = gpt2_tables.table3(found(losses), JOB)
     assert [line[5] for line in made.rows] == ["—", "—"]
-    assert "tiny: Vanilla was not evaluated, so there is no gap." in made.notes
 
 
 PUBLISHED = {
@@ -145,16 +142,14 @@ def test_published_numbers_stand_beside_ours_where_the_size_is_theirs():
     row = row_of(made, "fakeln", size="small")
     assert (row["published_ce"], row["published_source"]) == (3.0797, published.TABLE3_SOURCE)
     assert row["published_gap_percent"] == pytest.approx(100 * (3.0797 / 3.0126 - 1))
-    assert any("not measured here, in parentheses their gap" in note for note in made.notes)
+    assert any("not measured here" in note for note in made.notes)
 
 
-def test_published_weights_are_compared_with_their_own_vanilla_and_with_their_own_numbers():
+def test_published_weights_are_compared_with_their_own_vanilla():
     made = gpt2_tables.table3(found(PUBLISHED, **GPT2_SCALE), JOB)
     row = row_of(made, "published_fakeln", size="small")
     assert row["gap_percent"] == pytest.approx(100 * (3.0797 * 1.002 / 3.0126 - 1))
     assert math.isnan(row_of(made, "published_vanilla", size="small")["gap_percent"])
-    (note,) = [note for note in made.notes if note.startswith("Published weights")]
-    assert note.endswith("at most 0.2 % from their own numbers.")
 
 
 def test_without_a_size_of_theirs_the_published_rows_are_set_apart():
@@ -211,10 +206,8 @@ def test_stand_ins_and_another_scale_are_said():
 def test_folding_is_reported_by_its_largest_move():
     made = gpt2_tables.table3(found(SEEDED, fold_shift=-3e-6), JOB)
     assert row_of(made, "all_aux")["folded_minus_gated"] == pytest.approx(-3e-6, rel=1e-6)
-    assert any("moved the means of 2 size and method pairs by at most 3.0e-06." in note for note in made.notes)
     assert row_of(made, "all_aux")["ce_mean"] == pytest.approx(9.13 / 3)  # of the gated model
     without = gpt2_tables.table3(found(SEEDED), JOB)
-    assert not any("folding" in note for note in without.notes)
     assert math.isnan(row_of(without, "all_aux")["folded_minus_gated"])
 
 
@@ -253,17 +246,16 @@ def test_rows_that_are_not_finite_are_named_and_leave_no_mean():
 def test_notes_name_code_device_learning_rate_and_rows():
     frame = scores(SEEDED)
     notes = gpt2_tables.table3(rows_of(frame), JOB).notes
-    assert notes[-1] == (
-        f"Peak learning rate: tiny 0.0006. Evaluated on cpu. PyTorch 2.13.0. Code of the fine-tunes: {'d' * 12}; of"
-        f" the evaluations: {'c' * 12}."
-    )
-    texts = ("web, held out", "The Pile, first rows")
-    assert f"Rows scored: {'; '.join(f'{text} 300 of 128 tokens (a text)' for text in texts)}." in notes
+    assert notes[-2] == "Peak learning rate: tiny 0.0006."
+    assert notes[-1] == f"Device cpu. PyTorch 2.13.0. Code commits, not all the same (2): {'c' * 12}, {'d' * 12}."
+    for text in ("web, held out", "The Pile, first rows"):
+        assert f"{text}: 300 rows of 128 tokens scored (a text)." in notes
     frame.loc[frame["method"] == "all_aux", "finetune_commit"] = "e" * 40 + "+dirty"
     frame.loc[frame["method"] == "all_aux", "finetune_torch"] = "2.12.1"
-    mixed = gpt2_tables.table3(rows_of(frame), JOB).notes[-1]
-    assert "PyTorch, not all the same (2): 2.12.1, 2.13.0." in mixed
-    assert f"not all the same (2): {'d' * 12}, {'e' * 12}+dirty;" in mixed
+    mixed = gpt2_tables.table3(rows_of(frame), JOB)
+    assert "(2): 2.12.1, 2.13.0." in mixed.notes[-1]
+    assert f"(3): {'c' * 12}, {'d' * 12}, {'e' * 12}+dirty." in mixed.notes[-1]
+    assert "different code" in mixed.caption
 
 
 def test_quantiles_of_tokens_are_as_exact_as_the_note_says():
@@ -276,7 +268,7 @@ def test_other_rows_of_one_corpus_are_refused(column):
     frame = scores(SEEDED)
     frame[column] = frame[column].astype("object")
     frame.loc[frame.index[-1], column] = 5
-    with pytest.raises(UserError, match=f"the models scored for corpus pile differ in {column}"):
+    with pytest.raises(UserError, match=f"of corpus pile differ in {column}"):
         gpt2_tables.table3(rows_of(frame), JOB)
 
 
@@ -284,7 +276,7 @@ def test_other_rows_of_one_corpus_are_refused(column):
 def test_unlike_fine_tunes_of_one_size_are_refused(column):
     frame = scores(SEEDED)
     frame.loc[frame.index[-1], column] = 5
-    with pytest.raises(UserError, match=f"the models scored for size tiny differ in {column}"):
+    with pytest.raises(UserError, match=f"of size tiny differ in {column}"):
         gpt2_tables.table3x(rows_of(frame), JOB)
 
 
@@ -303,38 +295,11 @@ def test_a_run_without_scores_is_refused():
         gpt2_tables.table3(rows_of(scores(SEEDED).iloc[:0]), JOB)
 
 
-@pytest.fixture(scope="module")
-def collected(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    return gpt2_rows.collect(*synthetic_gpt2.write_run(folder, seeds=(0, 1), steps=5), run="demo").scores
-
-
-@pytest.mark.parametrize("make", [gpt2_tables.table3, gpt2_tables.table3x])
-def test_all_three_files_are_whole(collected, make, tmp_path):
-    made = make(rows_of(collected), JOB.model_copy(update={"run": "a_b", "caption": "100 % of #1."}))
-    table.write(made, tmp_path)
-    back = pd.read_csv(tmp_path / f"{made.name}.csv")
-    frame = pd.DataFrame(made.records)
-    for column in ("ce_mean", "ce_std", "gap_percent", "rows_p99_9", "tokens_median", "folded_minus_gated"):
-        assert back[column].dropna().tolist() == frame[column].dropna().tolist()
-    grid = [line for line in (tmp_path / f"{made.name}.md").read_text().splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in grid} == {len(made.columns) + 1}
-    assert len(grid) == 2 + len(made.rows) + len(made.published)
-    tex = (tmp_path / f"{made.name}.tex").read_text()
-    assert tex.isascii()
-    bare = re.sub(r"\\[{}]", "", tex)
-    assert bare.count("{") == bare.count("}")
-    assert r"Run a\_b: 100 \% of \#1." in tex
-
-
-def test_code_cells_are_code_in_markdown_and_typewriter_in_latex(collected, tmp_path):
-    made = gpt2_tables.table3x(rows_of(collected), JOB)
+def test_the_beginning_of_the_worst_row_is_shown_as_code(tmp_path):
+    paths = synthetic_gpt2.write_run(tmp_path, seeds=(0, 1), steps=5)
+    made = gpt2_tables.table3x(gpt2_rows.collect(*paths, run="demo"), JOB)
     assert made.rows[0][-1] == r'class \x00Odd:\n\t"quoted" -- caf\xe9 | __init__'
-    assert r'| `class \x00Odd:\n\t"quoted" -- caf\xe9 \| __init__` |' in table.markdown(made)
-    assert r"\texttt{class \textbackslash{}x00Odd:" in table.latex(made)
-    one = table.Table("t", [table.Column("c", align="l", code=True)], [["a``b"], ["—"], [""]], [], "", [], [])
-    body = [line.strip("| ").strip() for line in table.markdown(one).splitlines() if line.startswith("|")]
-    assert body[2:] == ["``` a``b ```", "—", ""]
+    assert made.columns[-1].code
 
 
 def test_every_method_that_is_printed_has_a_label():

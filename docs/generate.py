@@ -1,0 +1,197 @@
+"""What pages say is taken from: published rows, config/paper.yaml and bench.json, as Markdown.
+
+python docs/generate.py      writes the table of results into README.md
+"""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ROOT / "results/published"
+START, END = (
+    "<!-- results: written by `python docs/generate.py` from results/published -->\n",
+    "<!-- end of results -->",
+)
+
+
+def markdown(header: list[str], rows: list[list[str]], align: str = "") -> str:
+    """A table; `align` has a letter for each column: l, r."""
+    marks = [{"l": ":--", "r": "--:"}[letter] for letter in align or "l" * len(header)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, marks, *rows))
+
+
+def span(values: pd.Series, digits: int = 2, unit: str = "") -> str:
+    """Smallest to largest of `values`, with a minus sign that is one."""
+    low, high = (f"{value:.{digits}f}{unit}".replace("-", "−") for value in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def results_table(published: Path = PUBLISHED, run: str = "demo") -> str:
+    """The eight rows of README.md: claim, paper, here with n, verdict, command."""
+    claims = pd.read_csv(published / run / "claims.csv").set_index("name")
+    table1, table2, table2x, table3 = (
+        pd.read_csv(published / run / f"tables/{name}.csv") for name in ("table1", "table2", "table2x", "table3")
+    )
+    compiled = table2x.query("mode == 'compile' and arm == 'fused'")
+    rows = [
+        _identity(claims, "Folding changes nothing", "validation loss moves by", " nats/token", "models", "tables"),
+        _identity(
+            claims, "No radial gradient", "radial share of the gradient before a final norm", "", "seeds", "tables"
+        ),
+        *(_speed(claims, table2, arm) for arm in ("unfused", "fused")),
+        [
+            "Decoding, folded, `torch.compile`, against `F.rms_norm`",
+            "—",
+            f"{span(compiled['ratio_baseline'])} times",
+            f"{compiled['n'].iloc[0]} rounds",
+            "not a claim of the paper",
+            "`snakemake --cores all table2`",
+        ],
+        *(_gap(claims, table1, variant) for variant in ("internal_aux", "all_aux")),
+        _gpt2(claims, table3),
+    ]
+    header = ["claim", "paper", "here", "n", "verdict", "command"]
+    return markdown(header, rows)
+
+
+def _identity(claims: pd.DataFrame, name: str, what: str, unit: str, of: str, target: str) -> list[str]:
+    row = claims.loc[name]
+    here = f"at most {row['value']:.1e}{unit}".replace("-", "−")
+    return [f"{name}: {what}", "0", here, f"{row['n']} {of}", row["verdict"], f"`make {target}`"]
+
+
+def _speed(claims: pd.DataFrame, table2: pd.DataFrame, arm: str) -> list[str]:
+    row, found = claims.loc[f"Decoding speed, {arm}"], table2.query("arm == @arm")
+    return [
+        f"Decoding, {'norms folded' if arm == 'fused' else 'norms as fixed scales'}, eager, against a several-op norm",
+        f"{row['least']:.2f} to {row['most']:.2f} times",
+        f"{span(found['ratio_baseline_naive'])} times",
+        f"{row['n']} rounds",
+        row["verdict"],
+        "`snakemake --cores all table2`",
+    ]
+
+
+def _gap(claims: pd.DataFrame, table1: pd.DataFrame, variant: str) -> list[str]:
+    label = {"internal_aux": "Internal-Taper (+aux)", "all_aux": "All-Taper (+aux)"}[variant]
+    row, found = claims.loc[f"Loss of {label}"], table1.query("variant == @variant")
+    assert ((found["gap_low"] < 0) & (found["gap_high"] > 0)).all(), "an interval leaves zero out: reword the row"
+    return [
+        f"Validation loss of {label} above Baseline's",
+        f"{row['least']} to {row['most']} %",
+        f"{span(found['gap_percent'])} %, zero in every interval",
+        f"{row['n']} seeds",
+        row["verdict"],
+        "`snakemake --cores all table1`",
+    ]
+
+
+def _gpt2(claims: pd.DataFrame, table3: pd.DataFrame) -> list[str]:
+    row, found = (
+        claims.loc["GPT-2 loss of All-TaperLN (+aux)"],
+        table3.query("column == 'owt' and size in ['tiny', 'mini']"),
+    )
+    ours, fake = (span(found.query("method == @method")["gap_percent"]) for method in ("all_aux", "fakeln"))
+    return [
+        "Fine-tuned GPT-2, held-out loss of All-TaperLN (+aux) above Vanilla's",
+        f"at most FakeLN's, {row['most']:.2f} %",
+        f"{ours} %; FakeLN {fake} %",
+        f"{row['n']} seed",
+        row["verdict"],
+        "`snakemake --cores all table3`",
+    ]
+
+
+def published_table(name: str) -> str:
+    """`run/table`: the published Markdown, its title as a caption and its notes as a list."""
+    run, table = name.split("/")
+    folder = PUBLISHED / run if table == "claims" else PUBLISHED / run / "tables"
+    return (folder / f"{table}.md").read_text(encoding="utf-8")
+
+
+def rows_of(name: str) -> str:
+    """The lines of a published table alone."""
+    return "".join(f"{line}\n" for line in published_table(name).splitlines() if line.startswith("|"))
+
+
+def bench(_: str = "") -> str:
+    """Every bounded figure of the published benchmark."""
+    from benchmarks.report import short
+
+    found = json.loads((PUBLISHED / "bench/bench.json").read_text(encoding="utf-8"))
+    rows = []
+    for figure in (figure for figure in found if figure["bound"]):
+        interval = f"{short(figure['low'])}–{short(figure['high'])}" if figure["low"] is not None else ""
+        bound = figure["bound"] + ("" if figure["passes"] else ", missed")
+        measured = f"{short(figure['value'])} {figure['unit']}"
+        rows.append([f"`{figure['name']}`", measured, interval, str(figure["n"]), bound])
+    return markdown(["figure", "measured", "95 % interval", "n", "bound"], rows, "lrrrl")
+
+
+def assumptions(_: str = "") -> str:
+    """What config/paper.yaml marks as an assumption, with its reason."""
+    config = yaml.safe_load((ROOT / "config/paper.yaml").read_text(encoding="utf-8"))
+    found = [(item["setting"] or "in the code", item["reason"]) for item in config["assumptions"]]
+    return markdown(["setting", "why it is an assumption"], [[f"`{setting}`", reason] for setting, reason in found])
+
+
+FILES = {"Table 1": "table1.csv", "Table 2 of": "table2v1.csv", "Table 2,": "table2.csv", "Table 3": "table3.csv"}
+
+
+def artifact(_: str = "", run: str = "demo") -> str:
+    """For each claim of the demo its target, the file with the answer, the expected value and its tolerance."""
+    rows = []
+    for claim in pd.read_csv(PUBLISHED / run / "claims.csv").to_dict("records"):
+        table = next((file for place, file in FILES.items() if claim["place"].startswith(place)), None)
+        target, output = (table.removesuffix(".csv"), f"tables/{table}") if table else ("claims", "claims.csv")
+        target = "table2" if target == "table2v1" else target
+        value, low, high = (f"{claim[key]:.3g}".replace("-", "−") for key in ("value", "low", "high"))
+        identity = claim["verdict"] == "reproduced"
+        interval = "one seed: no interval" if pd.isna(claim["low"]) else f"[{low}, {high}]"
+        rows.append(
+            [
+                f"{claim['name']} ({claim['place']})",
+                f"`snakemake --cores all {target}`",
+                f"`results/{run}/{output}`",
+                f"{value} ({claim['decisive_at']})",
+                f"at most {claim['most']:g}" if identity else interval,
+            ]
+        )
+    return markdown(["claim", "command", "output", "expected", "tolerance"], rows)
+
+
+def costs(_: str = "") -> str:
+    """Time, memory and disk: of the demo as measured, of the paper's scale as planned."""
+    from tapernorm_lab.config.load import load_config
+    from tapernorm_lab.config.run_cost import run_costs
+
+    figures = {item["name"]: item for item in json.loads((PUBLISHED / "bench/bench.json").read_text(encoding="utf-8"))}
+    seconds, memory = (figures[f"demo.{name}"]["value"] for name in ("wall_time", "largest_job_memory"))
+    demo, paper = (run_costs(load_config(ROOT / f"config/{name}.yaml")) for name in ("demo", "paper"))
+    disk, paper_disk = (sum(cost.disk_bytes for cost in found) for found in (demo, paper))
+    hours = sum(cost.published_h or 0 for cost in paper)
+    rows = [
+        ["`make tables`", f"{seconds / 60:.0f} minutes on two cores", f"{memory:.2f} GB", f"{disk / 1e6:.0f} MB"],
+        [
+            "the paper's scale",
+            f"{hours:.0f} hours of an H100, as published",
+            "not measured",
+            f"{paper_disk / 1e9:.0f} GB",
+        ],
+    ]
+    environment = ["`make setup`", "minutes", "", "2 GB of packages"]
+    return markdown(["command", "time", "memory of the largest job", "disk"], [environment, *rows])
+
+
+def write_readme(readme: Path = ROOT / "README.md") -> None:
+    """Put the table of results between its two marks."""
+    text = readme.read_text(encoding="utf-8")
+    before, rest = text.split(START)
+    readme.write_text(f"{before}{START}\n{results_table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_readme()
