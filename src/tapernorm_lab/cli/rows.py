@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tapernorm.util.errors import UserError
 
-from ..config.odd_inputs import TrialsJob
+from ..config.odd_inputs import OddInputsReportJob
 from ..config.study_runs import StageJob, stage_job
 from ..report.catalogue import OWN_FILES, SOURCES
 from .arguments import (
@@ -158,7 +158,7 @@ def _stage_job(arguments: argparse.Namespace, stage: str | None) -> StageJob:
 
 
 def _trials(arguments: argparse.Namespace, stage: str | None) -> None:
-    job = job_of(arguments, TrialsJob, lambda config: config.trials_job(stage))
+    job = job_of(arguments, OddInputsReportJob, lambda config: config.odd_inputs_report_job(stage))
     if job.stage != stage:
         raise UserError(f"rows {arguments.name} and --job, which names rows study_{job.name}, do not go together")
     from ..report.frames import odd_inputs

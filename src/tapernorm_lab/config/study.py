@@ -46,7 +46,7 @@ class _Sparse(Strict):
         return {name: value for name, value in dump(self).items() if getattr(self, name) != fields[name].default}
 
 
-class Rival(_Sparse):
+class NormReplacement(_Sparse):
     """A map without statistics that stands where every RMSNorm was, from the first step on: nothing is tapered.
 
     `final_gain_init` departs from the authors, whose gamma starts at 1 in every place. The final map bounds each value
@@ -73,7 +73,7 @@ class Rival(_Sparse):
 class Treatment(_Sparse):
     """What an arm changes beyond settings. A field that is left out is as in the paper."""
 
-    norm: Rival | None = None  # in the place of every norm; null: the model's own
+    norm: NormReplacement | None = None  # in the place of every norm; null: the model's own
     embedding_scale: bool = False  # a learned scalar on the embeddings, at first sqrt(d_model): rivals' own, norms stay
     final_gain_init: Annotated[float, Field(gt=0)] | None = None  # gamma of the final norm at first; null: 1
     temperature: bool = False  # logits times a learned function of their token's pre-logit stream

@@ -67,7 +67,7 @@ def homes(config: Config) -> dict[tuple[StageName, Name, Seed], str]:
     return found
 
 
-def has_rivals(stage: Stage) -> bool:
+def replaces_norms(stage: Stage) -> bool:
     """Whether a stage reports rivals of the norms: its arms are then timed and tried on odd inputs as well."""
     return not stage.search and any(arm.treatment is not None and arm.treatment.norm is not None for arm in stage.arms)
 

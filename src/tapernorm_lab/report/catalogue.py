@@ -11,13 +11,13 @@ from typing import Any
 from tapernorm.util.errors import UserError
 
 from ..config.jobs import ClaimsJob, ReportJob, SettingsJob
-from ..config.odd_inputs import TrialsJob
+from ..config.odd_inputs import OddInputsReportJob
 from ..config.run import Config
-from ..config.study_runs import StageJob, has_rivals, stage_job
+from ..config.study_runs import StageJob, replaces_norms, stage_job
 
 CLAIMS, TAPERS = "claims", "tapers"
 OWN_STAGE = ""  # in place of a stage of the study: the run's own models
-Job = ReportJob | SettingsJob | ClaimsJob | StageJob | TrialsJob
+Job = ReportJob | SettingsJob | ClaimsJob | StageJob | OddInputsReportJob
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _of_stages(*files: str, where: Callable[[Any], Any] = lambda _: True) -> Sou
 
 def _of_odd_inputs(name: str, stages: Callable[[Config], Iterable[str]]) -> Source:
     files = tuple(f"tables/study_{name}{kind}.csv" for kind in ("", "_trials", "_positions"))
-    return Source(files, TrialsJob, lambda config, stage: config.trials_job(stage or None), stages)
+    return Source(files, OddInputsReportJob, lambda config, stage: config.odd_inputs_report_job(stage or None), stages)
 
 
 _TRAINING = ("rows/results.csv", "rows/curves.csv")
@@ -74,7 +74,7 @@ SOURCES = {
     CLAIMS: Source(_TRAINING, ClaimsJob, lambda config, _: config.claims_job(), _own_if(lambda _: True)),
     "stage": _of_stages(_STAGE),
     "stage_figure": _of_stages(_STAGE, where=lambda stage: stage.figure),
-    "oddities": _of_stages("tables/study_{stage}_oddities.csv", "bench/rivals_{stage}.json", where=has_rivals),
+    "oddities": _of_stages("tables/study_{stage}_oddities.csv", "bench/rivals_{stage}.json", where=replaces_norms),
     "odd_inputs": _of_odd_inputs("S3", _own_if(lambda c: c.robustness)),
     "odd_inputs_of_arms": _of_odd_inputs("S3_{stage}", lambda c: c.robustness.stages if c.robustness else ()),
 }

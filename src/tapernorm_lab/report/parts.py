@@ -14,7 +14,7 @@ from tapernorm.util.hashing import canonical_json, digest
 
 from ..config.load import parse
 from ..config.run import Config
-from ..config.study_runs import has_rivals, stage_job
+from ..config.study_runs import replaces_norms, stage_job
 from . import provenance as origin
 from .catalogue import OWN_FILES, SOURCES, Product, asked_sources, entries, odd_inputs_files, own_entries
 from .frames import (
@@ -173,7 +173,7 @@ def _benched(config: Config, source: str) -> Part:
 
 
 def _require_bench(config: Config, file: str, results: Path) -> None:
-    document = read_document(results / file, decode_rows.DECODE, decode_rows.LAST_TOKEN, decode_rows.RIVALS)
+    document = read_document(results / file, decode_rows.DECODE, decode_rows.LAST_TOKEN, decode_rows.WITH_REPLACEMENTS)
     found = value_at(document, "provenance.config_hash", results / file)
     if found != digest(config.bench_job().model_dump(mode="json")):
         raise UserError(f"{file} was measured with other settings than the config's section bench: measure again")
@@ -193,14 +193,14 @@ def _study(config: Config) -> Iterable[Part]:
             _require_bench(config, bench, results)
 
         yield Part(stage.name, (place,), partial(origin.collect_below, runs), require)
-        if has_rivals(stage):
+        if replaces_norms(stage):
             origins = partial(origin.collect_below, [*runs, bench])
             yield Part(f"{stage.name}_oddities", (odd, bench), origins, require_oddities)
 
 
 def _trials(config: Config) -> Iterable[Part]:
     for stage in (None, *config.robustness.stages) if config.robustness else ():
-        job = config.trials_job(stage)
+        job = config.odd_inputs_report_job(stage)
         places = [
             f"robustness/{f'd{width}' if stage is None else f'study/{stage}'}/seed{seed}.json"
             for width, seed in job.cells

@@ -14,14 +14,14 @@ from tapernorm_lab.config.run import Config
 from tapernorm_lab.config.study import (
     Arm,
     ArmJob,
-    Rival,
+    NormReplacement,
     Stage,
     Treatment,
     changed,
 )
 
 CPU, TEST = ROOT / "config/cpu.yaml", ROOT / "config/test.yaml"
-DYT = Rival(kind="dyt", alpha_init=0.5, attention_alpha_init=0.7, embedding_scale=True)
+DYT = NormReplacement(kind="dyt", alpha_init=0.5, attention_alpha_init=0.7, embedding_scale=True)
 
 
 def study_of(**changes):
@@ -82,7 +82,7 @@ def test_what_a_treatment_leaves_as_it_is_is_no_part_of_its_identity():
     assert canonical_json(DYT) == (
         '{"alpha_init":0.5,"attention_alpha_init":0.7,"embedding_scale":true,"kind":"dyt"}'  # no final gain in it
     )
-    gained = Rival.model_validate({**DYT.model_dump(), "final_gain_init": 8})
+    gained = NormReplacement.model_validate({**DYT.model_dump(), "final_gain_init": 8})
     assert canonical_json(gained) != canonical_json(DYT)
     others = Treatment(sites="final"), Treatment(anchor_only=True), Treatment(norm=gained)
     for treatment in (Treatment(anchor="relative", calibration="vector"), *others):

@@ -111,7 +111,7 @@ def test_arms_have_the_dtype_asked_for_and_the_source_stays_as_it_was():
 def test_replacements_of_norms_join_the_arms_where_they_are_asked_for():
     model, _ = gated(final=True, model_options={"tie_head": True})
     arms = make_arms(model, torch.float32, replacements=True)
-    assert tuple(arms) == (*ARMS, *REPLACEMENTS) == (*decode_rows.ARMS, *decode_rows.RIVAL_ARMS)
+    assert tuple(arms) == (*ARMS, *REPLACEMENTS) == (*decode_rows.ARMS, *decode_rows.REPLACEMENT_ARMS)
     assert kinds(arms["dyt"]) == ["DynamicTanh"] * 5 + ["ScaledEmbedding"]
     assert kinds(arms["derf"]) == ["DynamicErf"] * 5 + ["ScaledEmbedding"]
     for kind in REPLACEMENTS:

@@ -122,7 +122,7 @@ def test_rows_come_back_from_csv_as_they_were(run, rows, tmp_path) -> None:
 
 def test_each_arm_gets_the_speed_of_the_timed_arm_that_leaves_the_same(run, rows, tmp_path) -> None:
     job, *_ = run
-    bench = decode_rows.read(bench_file(tmp_path / "bench.json"), kind=decode_rows.RIVALS)
+    bench = decode_rows.read(bench_file(tmp_path / "bench.json"), kind=decode_rows.WITH_REPLACEMENTS)
     made = {record["arm"]: record for record in oddities_table.oddities_table((rows, bench), job).records}
     speed = {row["arm"]: row["ratio_baseline"] for row in bench.where(phase="decode", mode="eager")}
     timed = {"baseline": "baseline", "internal": "fused", "all": "identity", "dyt": "dyt", "derf": "derf"}
@@ -133,7 +133,7 @@ def test_each_arm_gets_the_speed_of_the_timed_arm_that_leaves_the_same(run, rows
     assert made["warm"]["speed_of"] is None
     assert "speed_eager" not in made["warm"]
     assert "speed_eager" not in made["wild"]
-    wide = decode_rows.read(bench_file(tmp_path / "wide.json", d_model=24), kind=decode_rows.RIVALS)
+    wide = decode_rows.read(bench_file(tmp_path / "wide.json", d_model=24), kind=decode_rows.WITH_REPLACEMENTS)
     with pytest.raises(UserError, match="timed a model of width 24 and stage S2 has 12"):
         oddities_table.oddities_table((rows, wide), job)
 

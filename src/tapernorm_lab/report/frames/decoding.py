@@ -19,10 +19,10 @@ from ..read_json import read_document, value_at
 
 NAN = math.nan
 
-DECODE, LAST_TOKEN, RIVALS = "bench_decode", "bench_last_token", "bench_rivals"  # the kinds of file
+DECODE, LAST_TOKEN, WITH_REPLACEMENTS = "bench_decode", "bench_last_token", "bench_rivals"  # the kinds of file
 BASELINES = ("baseline", "baseline_naive")  # with F.rms_norm, and with the several-op norm
 ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")
-RIVAL_ARMS = ("dyt", "derf")  # in files of the kind bench_rivals, beside those
+REPLACEMENT_ARMS = ("dyt", "derf")  # in files of the kind bench_rivals, beside those
 MODES = {"eager": "eager", "compile": "torch.compile", "cudagraph": "CUDA graph"}
 PHASES = ("decode", "prefill", "forward")
 CELL = ("phase", "mode", "batch", "prompt")  # within it, arms are paired round by round
@@ -118,7 +118,7 @@ def bench_rows(
     for entry in cells:
         if missing := [key for key in _ENTRY if key not in entry]:
             raise UserError(f"{where}: a cell holds no {', '.join(missing)}: run the bench again")
-        for key, known in (("phase", PHASES), ("mode", MODES), ("arm", (*ARMS, *RIVAL_ARMS))):
+        for key, known in (("phase", PHASES), ("mode", MODES), ("arm", (*ARMS, *REPLACEMENT_ARMS))):
             if entry[key] not in known:
                 raise UserError(f"{where}: {key} {entry[key]!r} is none of {', '.join(known)}: run the bench again")
         arms = groups.setdefault(tuple(entry[key] for key in CELL), {})
@@ -138,7 +138,7 @@ def _cell_rows(arms: Mapping[str, Mapping[str, Any]], read_bytes_per_s: float, w
     _refuse_unpaired(arms, where)
     samples: Samples = {arm: entry["seconds"] for arm, entry in arms.items()}
     rows = []
-    for arm in (*ARMS, *(rival for rival in RIVAL_ARMS if rival in arms)):
+    for arm in (*ARMS, *(rival for rival in REPLACEMENT_ARMS if rival in arms)):
         entry = arms[arm]
         speed = bootstrap_median([entry["tokens"] / seconds for seconds in entry["seconds"]])
         row = {**{key: entry[key] for key in (*CELL, "arm", "tokens")}, "n": speed.n, **_spread("tokens_per_s", speed)}
