@@ -8,6 +8,8 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Errors alone: there are hundreds of warnings, and none asks for anything.
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SCHEMA := workflow/schemas/config.schema.json
 EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,docs,test
 
@@ -29,8 +31,14 @@ report: $(READY)  ## compute what is missing of config/demo.yaml and show all of
 	$(BIN)/snakemake report --report results/demo/report.html
 
 study: $(READY)  ## compute one stage of config/cpu.yaml, hours of it: make study STAGE=S1 (docs/study.md)
-	@if [ -z "$(STAGE)" ]; then echo "make: which stage? make study STAGE=S0, or one of config/cpu.yaml" >&2; exit 1; fi
+	@STAGES=$$($(BIN)/python -c "$(PRINT_STAGES)"); \
+	case " $$STAGES " in *" $(STAGE) "*) ;; \
+	*) echo "make: no stage '$(STAGE)' in config/cpu.yaml: make study STAGE=S1, or one of $$STAGES" >&2; exit 1;; esac
 	$(BIN)/snakemake --cores all --keep-going study_$(STAGE) --configfile config/cpu.yaml
+
+# S0 is the run that the study builds on; S3, its models on odd inputs, is of no stage.
+PRINT_STAGES := from tapernorm_lab.config.load import load_config; run = load_config('config/cpu.yaml'); \
+    print('S0', *(stage.name for stage in run.study), *['S3'] * bool(run.robustness))
 
 figures: $(READY)  ## draw a published run anew from its rows, in seconds: make figures RUN=demo
 	@if [ -z "$(RUN)" ]; then echo "make: which run? make figures RUN=demo, or cpu, smollm2 ..." >&2; exit 1; fi
@@ -54,7 +62,7 @@ bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
 	$(BIN)/python -m benchmarks --out results/bench/bench.json
 
 docs: $(READY)  ## build README.md and docs/ as a site, site/index.html, without a network
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # What goes, and why these, is in docs/smollm2.md. The control is the same training with every norm kept.
 SMOLLM2_RUN := --model $(SMOLLM2) --data web --valid-fraction 0.03 --steps 300 --batch 4 --context 128 \
@@ -99,10 +107,12 @@ endef
 
 $(READY): requirements.lock pyproject.toml
 	$(call with_python,"$$PYTHON" -m venv $(VENV))
-	$(BIN)/python -m pip install --quiet --no-compile -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m pip check
+	@echo "make: installing the packages of requirements.lock into $(VENV), some minutes"
+	@$(PIP) install --no-compile -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) check
 	@touch $@
+	@echo "make: $(VENV) is ready; next: make tables (minutes), or make help for all targets"
 
 schema: $(READY)  ## write the JSON schema by which editors and Snakemake check configs
 	$(BIN)/python -c "from tapernorm_lab.config.load import json_schema; open('$(SCHEMA)', 'w').write(json_schema())"

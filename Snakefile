@@ -12,7 +12,7 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import canonical_json
 from tapernorm_lab.config import load as settings
 from tapernorm_lab.config.run import Config
-from tapernorm_lab.config.sections import VARIANTS
+from tapernorm_lab.config.variants import VARIANTS
 from tapernorm_lab.data.sources import files_of
 
 min_version("9.0")

@@ -72,7 +72,7 @@ def main() -> None:
         write_json(path, run_benchmark(kind, model, config.bench_job(), variant="internal_aux", device=device))
         measured = decode_rows.read(path, kind=f"bench_{kind}")
         for name in names:
-            made = getattr(decode_tables, name)(measured, run=config.run, caption=CAPTION)
+            made = getattr(decode_tables, name)(measured, config.report_job())
             table.write(made, out / "tables")
             print(table.markdown(made))
         say(kind)
@@ -83,7 +83,7 @@ def briefly(width: int, steps: int, settings: list[str]) -> Config:
     model = f"{{d_model: {width}, d_ff: {paper_d_ff(width)}, label: brief, steps: {steps}, variants: [internal_aux]}}"
     training = ["train.log_every=10", "train.eval_every=0", "taper.start_fraction=0.3", "taper.ema_rate=0.1"]
     hardware = ["hardware.compile=false", "hardware.threads=1", f"hardware.checkpoint_every={steps}", "bench.threads=1"]
-    return load_config(PAPER, ["run=gpu", f"widths=[{model}]", *training, *hardware, *settings])
+    return load_config(PAPER, ["run=gpu", f"caption={CAPTION!r}", f"widths=[{model}]", *training, *hardware, *settings])
 
 
 def write_library_bytes(out: Path, vocab_size: int) -> None:

@@ -15,7 +15,12 @@ _PATIENCE_S = 300
 # No network: what a page wants from elsewhere fails to resolve, and shows as an error of its console.
 _OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"),
-    *("--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1400,1000", "--remote-debugging-pipe"),
+    *(
+        "--no-first-run",
+        "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+        "--window-size=1400,1000",
+        "--remote-debugging-pipe",
+    ),
 )
 
 
@@ -44,9 +49,9 @@ class Page:
             raise RuntimeError(f"{method}: {answer['error']}")
         return answer["result"]
 
-    def open(self, path: Path) -> None:
-        """Load a file and wait until the page says that it is there."""
-        self.call("Page.navigate", url=path.as_uri())
+    def open(self, place: Path | str) -> None:
+        """Load a file or an address and wait until the page says that it is there."""
+        self.call("Page.navigate", url=place if isinstance(place, str) else place.as_uri())
         while (event := self._read()).get("method") != "Page.loadEventFired":
             self._notice(event)
 

@@ -22,8 +22,8 @@ STAGE = {
     "seeds": [1, 2],
     "baseline": "baseline",
     "arms": [
-        {"name": "baseline", "label": "Baseline", "variant": "baseline"},
-        {"name": "tapered", "label": "Tapered", "variant": "all_aux"},
+        {"name": "baseline", "label": "Baseline", "taper": "none", "anchor": "none"},
+        {"name": "tapered", "label": "Tapered", "taper": "all", "anchor": "absolute"},
     ],
 }
 
@@ -51,13 +51,13 @@ class Desk:
         config = load_config(self.config)
         shutil.rmtree(self.computed, ignore_errors=True)
         written = []
-        for variant, width, seed in config.pretrain_cells():
-            job = config.pretrain_job(variant, width, seed)
+        for made, width, seed in config.pretrain_cells():
+            variant, job = made.name, config.pretrain_job(made, width, seed)
             facts = {"job": job.model_dump(mode="json"), "host": "0123456789ab"}
             told = {"config_hash": digest(canonical_json(job)), "commit": commit, "packages": {"torch": "2.13.0"}}
             told |= {"written_at": "2026-01-01T00:00:00+00:00", "device": "cpu", "seed": seed}
             paths = [synthetic.write_job(self.computed, variant, width, seed)]
-            if variant != "baseline":
+            if made.tapers:
                 paths.append(synthetic.write_fold(self.computed, variant, width, seed))
             for path in paths:
                 document = json.loads(path.read_text(encoding="utf-8"))

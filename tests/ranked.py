@@ -88,9 +88,8 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
     state = dict(trainer.model.state_dict())
     for index, entry in trainer.optimizer.state_dict()["state"].items():
         state |= {f"optimizer {index} {key}": value for key, value in entry.items()}
-    driver = trainer.driver
-    assert driver is not None
-    state |= {f"driver {key}": torch.as_tensor(value) for key, value in driver.state_dict().items()}
+    driver = {} if trainer.driver is None else trainer.driver.state_dict()
+    state |= {f"driver {key}": torch.as_tensor(value) for key, value in driver.items()}
     return {name: value.clone() for name, value in state.items()}
 
 

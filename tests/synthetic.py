@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tapernorm_lab.config.variants import Variant
+
 VARIANTS = ("baseline", "internal", "internal_aux", "all", "all_aux")
 GAP = {"baseline": 0.0, "internal": 0.009, "internal_aux": 0.011, "all": 0.018, "all_aux": 0.013}
 
@@ -41,8 +43,8 @@ def result(variant: str, d_model: int, seed: int, steps: int = 40, valid_ce: flo
         },
         "values": {key: {"value": value, "unit": unit} for key, (value, unit) in values.items()},
         "norms": {},
-        "scale_target": 1.25 if variant.endswith("_aux") else None,
-        "radial": {"share": 0.14 if variant.startswith("all") else 2e-7, "tokens": 512},
+        "scale_target": 1.25 if Variant.named(variant).anchored else None,
+        "radial": {"share": 0.14 if Variant.named(variant).final else 2e-7, "tokens": 512},
         "provenance": {
             "config_hash": "0123456789012345",
             "commit": "a" * 40,

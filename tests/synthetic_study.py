@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import synthetic
+from training import make_arm
 
 from tapernorm_lab.config.study import Arm, Stage
 from tapernorm_lab.config.study_runs import ArmRun, StageJob
@@ -31,16 +32,15 @@ def window(start: float, end: float) -> dict[str, float]:
 
 
 def arms() -> list[Arm]:
-    made: list[dict[str, Any]] = [
-        {"name": "baseline", "label": "Baseline", "variant": "baseline"},
-        {"name": "slow", "label": "Baseline, half the rate", "variant": "baseline", "set": {"train.lr": 0.0015}},
-        {"name": "papers", "label": "All-Taper (+aux)", "variant": "all_aux"},
-        {"name": "later", "label": "All-Taper (+aux)", "variant": "all_aux", "set": window(0.3, 0.7)},
-        {"name": "wild", "label": "Internal-Taper (+aux)", "variant": "internal_aux", "set": window(0.3, 0.5)},
-        {"name": "tempered", "label": "Tempered", "variant": "baseline", "treatment": {"temperature": True}},
-        {"name": "relative", "label": "Relative", "variant": "all_aux", "treatment": {"anchor": "relative"}},
+    return [
+        make_arm("baseline", name="baseline", label="Baseline"),
+        make_arm("baseline", name="slow", label="Baseline, half the rate", set={"train.lr": 0.0015}),
+        make_arm("all_aux", name="papers", label="All-Taper (+aux)"),
+        make_arm("all_aux", name="later", label="All-Taper (+aux)", set=window(0.3, 0.7)),
+        make_arm("internal_aux", name="wild", label="Internal-Taper (+aux)", set=window(0.3, 0.5)),
+        make_arm("baseline", name="tempered", label="Tempered", treatment={"temperature": True}),
+        make_arm("all_relative", name="relative", label="Relative"),
     ]
-    return [Arm.model_validate(arm) for arm in made]
 
 
 def stage_job(**changes: Any) -> StageJob:
@@ -71,16 +71,16 @@ def write_stage(results: Path) -> StageJob:
     job = stage_job()
     for run in job.runs:
         arm, loss = job.stage.arm(run.arm), LOSSES[run.arm][run.seed]
-        document = synthetic.result(arm.variant, 64, run.seed, valid_ce=math.nan if loss is None else loss)
+        document = synthetic.result(arm.variant.name, 64, run.seed, valid_ce=math.nan if loss is None else loss)
         document["job"]["train"] |= {"clip_norm": 1.0}
-        document["job"]["taper"] = None if arm.variant == "baseline" else dict(TAPER)
+        document["job"]["taper"] = None if arm.variant.plain else dict(TAPER)
         for name, value in arm.set.items():
             section, key = name.split(".")
             document["job"][section][key] = value
         document["provenance"]["config_hash"] = run.config_hash
         if run.folder.startswith("study/"):
             document |= {"kind": "arm", "job": {"pretrain": document["job"], "treatment": None}}
-            if arm.variant != "baseline":
+            if arm.variant.tapers:
                 document["taper_start"] = {"taper_start_jump": {"value": 0.01 * run.seed, "unit": "nats/token"}}
         if loss is None:
             document |= {"values": {}, "diverged": {"step": 7 * run.seed, "what": "the cross-entropy"}}

@@ -13,6 +13,8 @@ from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.hashing import canonical_json
 from tapernorm_lab.config.jobs import PretrainJob
 from tapernorm_lab.config.sections import HardwareConfig
+from tapernorm_lab.config.study import Arm
+from tapernorm_lab.config.variants import Variant
 
 torch.set_num_threads(1)
 
@@ -72,6 +74,12 @@ START = 3  # k_start, and the end of the learning-rate warm-up
 STEPS = 12
 
 
+def make_arm(variant: str, **fields: Any) -> Arm:
+    """The arm of this variant."""
+    made = Variant.named(variant)
+    return Arm.model_validate({"taper": made.taper, "anchor": made.anchor, **fields})
+
+
 def make_job(variant: str = "all_aux", **changes: Any) -> PretrainJob:
     """The tiny job of `variant`; changes: a setting of any section, by its name."""
     raw: dict[str, Any] = {"variant": variant, **json.loads(json.dumps(_JOB))}
@@ -80,7 +88,7 @@ def make_job(variant: str = "all_aux", **changes: Any) -> PretrainJob:
         holder[key] = value
     if variant == "baseline":
         raw["taper"] = None
-    elif not variant.endswith("_aux"):
+    elif not Variant.named(variant).anchored:
         raw["taper"]["anchor_weight"] = 0.0
     return PretrainJob.model_validate(raw)
 

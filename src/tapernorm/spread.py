@@ -16,6 +16,7 @@ from .architectures import architecture_of, logits_of
 from .norms import is_norm, norm_scale
 from .util.errors import UserError
 from .util.module_modes import evaluating
+from .util.progress import tracked
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 WORST = 5  # tokens that are named, of each norm
@@ -124,7 +125,7 @@ def scales_of(
     handles = [model.get_submodule(n).register_forward_pre_hook(keep(n, norm)) for n, norm in sources.items()]
     try:
         with evaluating(model):
-            for first in range(0, len(rows), batch):
+            for first in tracked(range(0, len(rows), batch), "measuring scales", math.ceil(len(rows) / batch)):
                 logits_of(model, rows[first : first + batch].to(torch.int64).to(device))
     finally:
         for handle in handles:

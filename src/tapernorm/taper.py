@@ -218,8 +218,9 @@ class Taper:
         tapering = step >= self.schedule.start
         if tapering and not self.calibrated:
             self.calibrate()
-        value = gate_at(step, self.schedule)
-        self._gate.set(value, Form.MIX if tapering and value > 0 else None)
+        if self._norms:  # without any the gate stays at 1: the scale loss alone starts
+            value = gate_at(step, self.schedule)
+            self._gate.set(value, Form.MIX if tapering and value > 0 else None)
 
     def calibrate(self) -> None:
         """Equation (4), and the target of (5): freeze c, gamma_t = gamma and s_tgt from what was observed at g = 1.

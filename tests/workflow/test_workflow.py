@@ -77,7 +77,9 @@ def stage_rows(folder: Path, stage: str) -> dict[str, dict[str, str]]:
 def test_one_command_makes_all_that_was_asked_for_and_a_second_one_nothing(finished):
     made = {path.relative_to(finished).as_posix() for path in finished.rglob("*") if path.is_file()}
     tables = {f"results/test/tables/table{n}.{kind}" for n in (*TABLES, "_S1", "_S4") for kind in ("csv", "md", "tex")}
-    figures = {f"figures/test/figure{n}.{kind}" for n in (*FIGURES, "_S1") for kind in ("pdf", "png", "csv")}
+    figures = {
+        f"figures/test/figure{n}.{kind}" for n in (*FIGURES, "_S1") for kind in ("pdf", "png", "csv", "md", "tex")
+    }
     logs = (
         "data/corpus",
         "data/tokenizer",
@@ -153,7 +155,7 @@ def test_a_run_is_published_drawn_anew_and_compared_with_itself(finished, capsys
         assert {name: computed[name] for name in files} == files
     tables = {f"tables/table{n}.{kind}" for n in (*TABLES, "_S1", "_S4") for kind in ("csv", "md", "tex")}
     assert tables | {"claims.md", "bench/decode.json", "tables/study_S1.csv"} <= files_below(results).keys()
-    assert len(files_below(drawn)) == 3 * (len(FIGURES) + 1)
+    assert len(files_below(drawn)) == 5 * (len(FIGURES) + 1)
     told = rows_of(results / "provenance.csv")
     assert len([row for row in told if (row["kind"], row["part"]) == ("pretrain", "training")]) == 10
     assert all((finished / "results/test" / row["file"]).is_file() for row in told)
@@ -276,7 +278,7 @@ def test_finished_models_are_scored_on_odd_inputs_and_their_tables_are_made_from
     published, drawn = (files_below(tmp_path / root / "published/test") for root in ("results", "figures"))
     names = {f"tables/table_S3{which}.{kind}" for which in ("", "x", "_S1") for kind in ("csv", "md", "tex")}
     assert names == {name for name in published if name.startswith("tables/table")}
-    assert drawn.keys() == {f"figure_S3.{kind}" for kind in ("csv", "pdf", "png")}
+    assert drawn.keys() == {f"figure_S3.{kind}" for kind in ("csv", "md", "pdf", "png", "tex")}
     computed = files_below(results) | files_below(finished / "figures/test")
     assert {name: computed[name] for name in (*names, *drawn)} == {
         name: (published | drawn)[name] for name in (*names, *drawn)

@@ -2,6 +2,7 @@
 from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
 from tapernorm_lab.config.study_runs import homes, stage_job
+from tapernorm_lab.config.variants import Variant
 from tapernorm_lab.report import catalogue
 
 GPUS = 0 if RUN.hardware.device == "cpu" else 1  # of a job on the device
@@ -129,7 +130,7 @@ def timed_run(stage):
     cell, needed = RUN.benched, "internal_aux among the variants of some width"
     if stage:
         width = RUN.stage(stage).d_model
-        cell = next((c for c in RUN.pretrain_cells() if c[0] != "baseline" and c[1] == width), None)
+        cell = next((c for c in RUN.pretrain_cells() if c[0].tapers and c[1] == width), None)
         needed = f"a tapered model of width {width}"
     if cell is None:
         raise WorkflowError(f"the decoding benchmark needs {needed}")
@@ -162,7 +163,7 @@ for width, seed in RUN.robustness_cells():
     ODD_INPUTS[f"d{width}", seed] = job, {
         variant: (
             f"pretrain/{variant}/d{width}/seed{seed}"
-            if variant == "baseline"
+            if not Variant.named(variant).tapers
             else f"fold/{variant}/d{width}/seed{seed}/fused"
         )
         for variant in job.models
@@ -229,7 +230,7 @@ def scores_of(model):
 # Results of every model of the run's own and of every fold; scores of every GPT-2, and results of our fine-tunes.
 CELLS = RUN.pretrain_cells()
 TRAINED = [f"{RESULTS}/pretrain/{v}/d{d}/seed{s}/result.json" for v, d, s in CELLS]
-TRAINED += [f"{RESULTS}/fold/{v}/d{d}/seed{s}/result.json" for v, d, s in CELLS if v != "baseline"]
+TRAINED += [f"{RESULTS}/fold/{v}/d{d}/seed{s}/result.json" for v, d, s in CELLS if v.tapers]
 GPT2_SCORES = [scores_of(model) for model in (RUN.models_under_test() if RUN.gpt2 else ())]
 GPT2_SCORES += [f"{RESULTS}/finetune/{method}/{size}/seed{s}/result.json" for method, size, s in RUN.finetune_cells()]
 

@@ -51,9 +51,9 @@ rule figure:
     input:
         product_rows,
     output:
-        multiext(f"{FIGURES}/{{name}}", ".pdf", ".csv"),
+        multiext(f"{FIGURES}/{{name}}", ".pdf", ".png", ".csv", ".md", ".tex"),
         report(
-            f"{FIGURES}/{{name}}.png",
+            f"{FIGURES}/{{name}}.html",
             caption="../report/figure.rst",
             category=category_of("Figures"),
         ),

@@ -15,6 +15,7 @@ from ..architectures import has_tied_head
 from ..util.atomic_files import sha256_of
 from ..util.errors import UserError, one_line
 from ..util.hashing import digest
+from ..util.progress import announced
 from .base_config import UnusableWeights, build, read_config, require_norms
 from .gguf import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
 from .tokenizer_files import TOKENIZER_FILES
@@ -90,6 +91,7 @@ def config_of(source: Path) -> tuple[type, Any]:
     return config_of_gguf(source) if is_gguf(source) else read_config(source)
 
 
+@announced("loading a model")
 def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The model in `source`, in eval mode.
 

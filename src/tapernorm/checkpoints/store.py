@@ -22,6 +22,7 @@ from ..norms import FixedScale, LayerNorm, TaperNorm
 from ..taper import attach, taper_of
 from ..util.atomic_files import read_json, whole_file, write_json, write_text
 from ..util.errors import UserError, one_line
+from ..util.progress import announced
 from .replacements import restorer, word_of
 from .save_guard import UNREADABLE, guard_saving
 
@@ -62,6 +63,7 @@ def save(model: nn.Module, folder: Path) -> None:
     write_json(folder / "config.json", config)
 
 
+@announced("loading a model")
 def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
     """The model saved in `folder`, in float32 and eval mode; a tapered one at g = 0.
 

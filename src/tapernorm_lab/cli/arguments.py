@@ -3,8 +3,8 @@
 import argparse
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -13,13 +13,7 @@ from tapernorm.util.errors import UserError
 
 from ..config.load import faults_named, load_config, parse
 from ..config.run import Config
-from ..config.sections import (
-    NAME,
-    NAME_LENGTH,
-    RUN_NAME,
-    HardwareConfig,
-    Strict,
-)
+from ..config.sections import NAME, NAME_LENGTH, RUN_NAME, HardwareConfig, Strict
 from ..training.gpu_slots import most_threads
 from ..training.outputs import output_files
 
@@ -47,12 +41,107 @@ class Verbs:
         """Start a group of verbs in the help."""
         self._parser.epilog = f"{self._parser.epilog or ''}\n{title}:\n"
 
-    def add(self, run: Verb, summary: str) -> argparse.ArgumentParser:
-        """A verb named as the function that it runs."""
+    def add(self, run: Verb, summary: str, table: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
+        """A verb named as the function that it runs, with the options of `table`, as `options` takes it."""
         self._parser.epilog = f"{self._parser.epilog or ''}  {run.__name__:<10} {summary}\n"
         made = self._parsers.add_parser(run.__name__, description=summary[0].upper() + summary[1:] + ".")
-        made.set_defaults(verb=run)
+        made.set_defaults(verb=run, written=[])
+        options(made, table or {})
         return made
+
+
+# The types of options, by the name of their value
+
+
+def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """The type of an option that is an integer from `least` to `most`."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(
+                f"{value} is {'not a positive number' if least == 1 else f'below {least}'}"
+            )
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text} is above {most}")
+        return value
+
+    return number
+
+
+def path(text: str) -> Path:
+    """The type of an option that names a file or folder; an empty name would be the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty: give a file or folder")
+    return Path(text)
+
+
+def positive_real(text: str) -> float:
+    """The type of an option that is a finite number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def run_name(text: str) -> str:
+    """The type of an option that names a run."""
+    if not re.fullmatch(RUN_NAME, text) or len(text) > NAME_LENGTH:
+        raise argparse.ArgumentTypeError(
+            f"{_shortened(text)} is no name of a run: up to {NAME_LENGTH} letters, digits, dots, underscores and dashes"
+        )
+    return text
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("DIR", "FILE"), path),
+    **dict.fromkeys(("N", "D", "K"), whole(1)),
+    **dict.fromkeys(("STEPS", "ROWS", "TOKENS", "SEED", "THREADS"), int),  # of a request, whose ranges are its own
+    "CPUS": lambda text: whole(1, most_threads())(text),
+    "S": whole(0, 2**63 - 1),
+    "X": float,
+    "F": positive_real,
+    "RUN": run_name,
+}
+_OPTION = re.compile(r"(\S+?)(?: (.+?))?([+*?])?(?::(\S+))?(!)?")
+
+
+def options(made: argparse._ActionsContainer, table: Mapping[str, str]) -> None:
+    """Add options: how each is typed -> its help.
+
+    `--name` is a switch, `--name VALUE` takes a value whose type goes by its name (`_TYPES`), `--name a|b` takes one of
+    these words. After it come `+`, `*` or `?` for several, `:X` for a default, and `!` where the option must be given.
+    A word without dashes is an argument by its place.
+    """
+    for written, said in table.items():
+        found = _OPTION.fullmatch(written)
+        assert found is not None, written
+        name, value, many, default, required = found.groups()
+        more: dict[str, Any] = {"help": said.replace("%", "%%") or None}
+        if many:
+            more["nargs"] = many
+        if required:
+            more["required"] = True
+        if value is None and name.startswith("-"):
+            more["action"] = "store_true"
+        elif value is not None and "|" in value:
+            more |= {"choices": value.split("|"), "default": default}
+        else:
+            kind = _TYPES.get(value or name, str)
+            more |= {"metavar": value or name, "type": kind, "default": None if default is None else kind(default)}
+        made.add_argument(name if name.startswith("-") else name.lower(), **more)
+
+
+DEVICE = {
+    "--device auto|cpu|cuda:auto": "",
+    "--jobs-per-gpu N:1": "that share one GPU, as hardware.jobs_per_gpu",
+    "--threads CPUS:1": "CPU threads",
+}
+TRAINING = {
+    "--hardware JSON": "with --job: the hardware section of a config",
+    "--threads CPUS": "CPU threads, in place of hardware.threads",
+}
+OVERWRITE = {"--overwrite": "delete what another job of this verb wrote into --out; nothing else"}
 
 
 def config_options(made: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -60,57 +149,58 @@ def config_options(made: argparse.ArgumentParser, *, required: bool = True) -> N
     source = made.add_mutually_exclusive_group(required=required)
     source.add_argument("--config", metavar="FILE", help="config of a run, such as config/demo.yaml")
     source.add_argument("--job", metavar="JSON", help="exactly the settings of this job, as the workflow gives them")
+    set_option(made)
+
+
+def set_option(made: argparse.ArgumentParser) -> None:
     made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
 
 
-def folders(made: argparse.ArgumentParser, **options: str) -> None:
-    """Required options that name a folder."""
-    for name, what in options.items():
-        made.add_argument(f"--{name}", metavar="DIR", type=path, required=True, help=what)
-
-
-def stands_for(made: argparse.ArgumentParser, **options: str) -> None:
+def stands_for(made: argparse.ArgumentParser, **names: str) -> None:
     """Name options in messages in place of the config keys that they stand for (section__key)."""
-    named = {key.replace("__", "."): option for key, option in options.items()}
+    named = {key.replace("__", "."): option for key, option in names.items()}
     made.set_defaults(option_names={**(made.get_default("option_names") or {}), **named})
 
 
-def device(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    stands_for(made, hardware__device="--device")
-
-
-def slots(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
-        "--jobs-per-gpu", type=positive, default=1, metavar="N", help="that share one GPU, as hardware.jobs_per_gpu"
-    )
-
-
-def threads(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--threads", type=thread_count, default=1, metavar="N", help="CPU threads")
-
-
-def output(made: argparse.ArgumentParser, what: str) -> None:
-    """A folder of its own that a verb writes, and the leave to replace another job's."""
-    made.add_argument("--out", metavar="DIR", type=path, required=True, help=what)
-    made.add_argument(
-        "--overwrite", action="store_true", help="delete what another job of this verb wrote into --out; nothing else"
-    )
-
-
-def writes(out: Path, verb: str, *names: str) -> AbstractContextManager[None]:
-    """Claim the files that a verb writes: `names` in the folder `out`, or `out` itself.
+@contextmanager
+def writes(arguments: argparse.Namespace, *names: str) -> Iterator[None]:
+    """Claim the files that a verb writes inside: `names` in the folder --out, or --out itself.
 
     Raises:
         UserError: one of them is there, and tapernorm did not write it.
     """
-    return output_files([out / name for name in names] or [out], verb)
+    files = [arguments.out / name for name in names] or [arguments.out]
+    with output_files(files, arguments.verb.__name__):
+        yield
+    arguments.written.extend(files)
 
 
-def training(made: argparse.ArgumentParser) -> None:
-    """What every training verb takes besides its job."""
-    made.add_argument("--hardware", metavar="JSON", help="with --job: the hardware section of a config")
-    made.add_argument("--threads", type=thread_count, metavar="N", help="CPU threads, in place of hardware.threads")
+# What belongs together
+
+
+def require_options(
+    arguments: argparse.Namespace,
+    what: str,
+    *,
+    needs: Collection[str] = (),
+    may: Collection[str] = (),
+    of: Collection[str],
+) -> None:
+    """Raise UserError unless `what` comes with the options of `needs`, and of the options `of` only with those it may.
+
+    Options are named as in `arguments`.
+    """
+    values = {name: getattr(arguments, name) for name in (*of, *needs)}
+    given = {name for name, value in values.items() if value is not None and value is not False and value != []}
+    if missing := [name for name in needs if name not in given]:
+        raise UserError(f"{what} needs {_typed(missing)}: name it")
+    if wrong := [name for name in of if name in given and name not in (*needs, *may)]:
+        raise UserError(f"{what} takes no {_typed(wrong)}: leave it out")
+
+
+def _typed(names: Collection[str]) -> str:
+    places = {"name": "NAME", "result": "RESULT"}
+    return ", ".join(places.get(name, f"--{name.replace('_', '-')}") for name in names)
 
 
 def cell_of(arguments: argparse.Namespace, *names: str) -> tuple[Any, ...]:
@@ -119,14 +209,11 @@ def cell_of(arguments: argparse.Namespace, *names: str) -> tuple[Any, ...]:
     Raises:
         UserError: some are missing, or given with a --job.
     """
-    given = [getattr(arguments, name) for name in names]
-    options = ", ".join(f"--{name}" for name in names)
-    if arguments.job is not None and any(value is not None for value in given):
-        raise UserError(f"{options} choose a job of a --config file; a --job names its own")
-    missing = [f"--{name}" for name, value in zip(names, given, strict=True) if value is None]
-    if arguments.config is not None and missing:
-        raise UserError(f"--config needs {', '.join(missing)}: which job of the run is meant")
-    return tuple(given)
+    if arguments.job is not None:
+        require_options(arguments, "a --job, which names its own settings,", of=names)
+    elif arguments.config is not None:
+        require_options(arguments, "--config", needs=names, of=names)
+    return tuple(getattr(arguments, name) for name in names)
 
 
 def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config], Job], *others: type[Job]) -> Job:
@@ -148,16 +235,6 @@ def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config
         return cut(config)
 
 
-def require_inputs(job: str, given: Mapping[str, object], needed: Collection[str]) -> None:
-    """Raise UserError unless, of the options `given` by name, just those are there that a job of this kind needs."""
-    missing = [f"--{name}" for name in needed if given[name] is None]
-    wrong = [f"--{name}" for name, value in given.items() if value is not None and name not in needed]
-    if missing:
-        raise UserError(f"{job} is made from {', '.join(missing)}: name it")
-    if wrong:
-        raise UserError(f"{job} takes no {', '.join(wrong)}: leave it out")
-
-
 def hardware_of(
     arguments: argparse.Namespace, cut: Callable[[Config], HardwareConfig] = lambda config: config.hardware
 ) -> HardwareConfig:
@@ -171,15 +248,15 @@ def hardware_of(
     return hardware if arguments.threads is None else hardware.model_copy(update={"threads": arguments.threads})
 
 
-def named_folders(options: list[str], option: str) -> dict[str, Path]:
+def named_folders(given: list[str], option: str) -> dict[str, Path]:
     """NAME=DIR options as a mapping.
 
     Raises:
         UserError: one is written otherwise, or a name is given twice.
     """
     found: dict[str, Path] = {}
-    for given in options:
-        name, folder = named(given, option, "DIR")
+    for words in given:
+        name, folder = named(words, option, "DIR")
         if name in found:
             raise UserError(f"{option}: {name!r} is given twice")
         found[name] = Path(folder)
@@ -201,60 +278,12 @@ def named(given: str, option: str, what: str) -> tuple[str, str]:
     return name, value
 
 
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:80]}…")
-
-
-def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """The type of an option that is an integer from `least` to `most`."""
-
-    below = "not a positive number" if least == 1 else f"below {least}"
-
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is {below}")
-        if value > most:
-            raise argparse.ArgumentTypeError(f"{text} is above {most}")
-        return value
-
-    return number
-
-
-def path(text: str) -> Path:
-    """The type of an option that names a file or folder; an empty name would be the current folder."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the name is empty: give a file or folder")
-    return Path(text)
-
-
-positive = whole(1)
-seed = whole(0, 2**63 - 1)
-
-
-def thread_count(text: str) -> int:
-    return whole(1, most_threads())(text)
-
-
-def positive_real(text: str) -> float:
-    """The type of an option that is a finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
-
-
-def run_name(text: str) -> str:
-    """The type of an option that names a run."""
-    if not re.fullmatch(RUN_NAME, text) or len(text) > NAME_LENGTH:
-        raise argparse.ArgumentTypeError(
-            f"{_shortened(text)} is no name of a run: up to {NAME_LENGTH} letters, digits, dots, underscores and dashes"
-        )
-    return text
-
-
 def from_json(text: str, option: str) -> object:
     try:
         return parse_json(text)
     except ValueError as error:
         raise UserError(f"{option} is not JSON ({error}): quote it as one argument") from None
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:80]}…")

@@ -2,8 +2,11 @@
 
 import argparse
 import errno
+import os
 import sys
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 
 from tapernorm import __version__
 from tapernorm.util.atomic_files import REASONS
@@ -31,8 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
     try:
         arguments = _parser().parse_args(words, argparse.Namespace(words=words))
+        began = time.monotonic()
         with stoppable(), settings_named(getattr(arguments, "option_names", {})):
-            return arguments.verb(arguments) or 0
+            code = arguments.verb(arguments) or 0
+        _tell(arguments, time.monotonic() - began)
+        return code
     except UserError as error:
         print(f"tapernorm: {error}", file=sys.stderr)
         return 2
@@ -51,6 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as stop:
         print(f"tapernorm: {stop}", file=sys.stderr)
         return stop.exit_code
+
+
+def _tell(arguments: argparse.Namespace, took_s: float) -> None:
+    """Say in one line what a verb has written and how long it took; of several processes, their launcher does."""
+    folder = None if getattr(arguments, "dry_run", False) else getattr(arguments, "out", None)
+    written = arguments.written or ([] if folder is None else [folder])
+    if not written or "TORCHELASTIC_RUN_ID" in os.environ:
+        return
+    told = ", ".join(map(str, dict.fromkeys(written)))
+    took = f"{took_s:.1f} s" if took_s < 60 else str(timedelta(seconds=round(took_s)))
+    print(f"tapernorm {arguments.verb.__name__}: output in {told} ({took})", file=sys.stderr)
 
 
 def _is_text(word: str) -> bool:

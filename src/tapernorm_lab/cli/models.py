@@ -5,8 +5,10 @@ import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from tapernorm.util.errors import UserError
+from tapernorm.util.progress import announced
 
 from ..config import cells
 from ..config.gpt2 import ORIGINAL
@@ -16,126 +18,109 @@ from ..config.odd_inputs import RobustnessJob
 from ..config.run import Config
 from ..training.gpu_slots import device_slot
 from .arguments import (
+    DEVICE,
+    OVERWRITE,
     Verbs,
     cell_of,
     config_options,
-    device,
-    folders,
     from_json,
     job_of,
     named_folders,
-    output,
-    path,
-    positive,
-    seed,
-    slots,
-    threads,
+    options,
+    require_options,
+    stands_for,
     writes,
 )
 
 _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
+_KINDS = "with a KV cache; the same with DyT and Derf beside it; or one forward of the prompt"
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     _add_evaluate(verbs)
-
-    made = verbs.add(fold, "fold a finished run's tapered norms into its linear maps, and score what is left")
-    folders(made, model=_RUN)
-    made.add_argument("--tokens", type=path, metavar="DIR", help="folder written by `tapernorm tokens`, to score on")
-    output(made, "folder for unfused/, fused/ and result.json")
-    made.add_argument("--forms", nargs="+", choices=("unfused", "fused"), default=["unfused", "fused"])
-    device(made)
-    slots(made)
-    threads(made)
-
-    made = verbs.add(generate, "continue a prompt, streaming the text")
-    folders(made, checkpoint="run folder of `tapernorm pretrain`, or a folder that `tapernorm fold` wrote")
-    made.add_argument("--prompt", required=True, help="the text to continue")
-    made.add_argument("--tokenizer", type=path, metavar="DIR", help="its tokenizer; default: that of its run")
-    made.add_argument("--new-tokens", type=positive, metavar="N", help="at most; default: what the context leaves")
-    made.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token")
-    made.add_argument("--top-k", type=positive, metavar="K", help="draw from the K likeliest tokens")
-    made.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that hold P together")
-    made.add_argument("--seed", type=seed, default=0, metavar="S")
-    made.add_argument("--compile", action="store_true", help="torch.compile the decoding step; CUDA graphs on a GPU")
-    device(made)
-
-    made = verbs.add(bench, "time decoding with and without norms")
+    table = {
+        "--model DIR!": _RUN,
+        "--tokens DIR": "folder written by `tapernorm tokens`, to score on",
+        "--out DIR!": "folder for unfused/, fused/ and result.json",
+        "--forms unfused|fused+": "default: both",
+    }
+    summary = "fold a finished run's tapered norms into its linear maps, and score what is left"
+    stands_for(verbs.add(fold, summary, table | OVERWRITE | DEVICE), hardware__device="--device")
+    table = {
+        "--checkpoint DIR!": "run folder of `tapernorm pretrain`, or a folder that `tapernorm fold` wrote",
+        "--prompt TEXT!": "the text to continue",
+        "--tokenizer DIR": "its tokenizer; default: that of its run",
+        "--new-tokens N": "at most; default: what the context leaves",
+        "--temperature X:0.8": "0: always the likeliest token",
+        "--top-k K": "draw from the K likeliest tokens",
+        "--top-p X": "draw from the likeliest tokens that hold X together",
+        "--seed S:0": "",
+        "--compile": "torch.compile the decoding step; CUDA graphs on a GPU",
+        "--device auto|cpu|cuda:auto": "",
+    }
+    stands_for(verbs.add(generate, "continue a prompt, streaming the text", table), hardware__device="--device")
+    table = {
+        "name decode|rivals|last_token": _KINDS,
+        "--model DIR!": "run folder of a tapered model",
+        "--out FILE!": "JSON file for the raw samples",
+        "--device auto|cpu|cuda:auto": "",
+        "--jobs-per-gpu N:1": "that share one GPU, as hardware.jobs_per_gpu",
+    }
+    made = verbs.add(bench, "time decoding with and without norms", table)
     config_options(made)
-    kinds = "with a KV cache; the same with DyT and Derf beside it; or one forward of the prompt"
-    made.add_argument("name", choices=("decode", "rivals", "last_token"), help=kinds)
-    folders(made, model="run folder of a tapered model")
-    made.add_argument("--out", type=path, required=True, metavar="FILE", help="JSON file for the raw samples")
-    device(made)
-    slots(made)
+    stands_for(made, hardware__device="--device")
 
 
 def _add_evaluate(verbs: Verbs) -> None:
     made = verbs.add(evaluate, "score finished models: on tokens, on blocks with the tails of losses, or on odd inputs")
     whose = made.add_mutually_exclusive_group(required=True)
-    whose.add_argument("--model", type=path, metavar="DIR", help=f"{_RUN}, or a folder that `tapernorm fold` wrote")
-    whose.add_argument(
-        "--models",
-        nargs="+",
-        metavar="NAME=DIR",
-        help="score these on odd inputs: such a folder of each variant or arm; one is the baseline",
+    options(
+        whose,
+        {
+            "--model DIR": f"{_RUN}, or a folder that `tapernorm fold` wrote",
+            "--models NAME=DIR+": "score on odd inputs: such a folder of each variant or arm; one is the baseline",
+        },
     )
-    made.add_argument("--tokens", type=path, metavar="DIR", help="token stream that `tapernorm tokens` wrote")
-    made.add_argument("--blocks", nargs="+", metavar="NAME=DIR", help="blocks that `tapernorm tokens` wrote")
-    made.add_argument("--split", choices=("train", "valid"), help="with --model and --tokens; default: valid")
-    made.add_argument("--folded", type=path, metavar="DIR", help="with --blocks: its folded form, scored as well")
-    made.add_argument(
-        "--tokenizer", type=path, metavar="DIR", help="with --blocks, --models: shows the worst rows as text"
-    )
-    made.add_argument(
-        "--texts",
-        nargs="*",
-        metavar="NAME=DIR",
-        help="with --models: blocks of one token more than the context, of the config's robustness.texts",
-    )
+    table = {
+        "--tokens DIR": "token stream that `tapernorm tokens` wrote",
+        "--blocks NAME=DIR+": "blocks that `tapernorm tokens` wrote",
+        "--split train|valid": "with --model and --tokens; default: valid",
+        "--folded DIR": "with --blocks: its folded form, scored as well",
+        "--tokenizer DIR": "with --blocks, --models: shows the worst rows as text",
+        "--texts NAME=DIR*": "with --models: blocks of the config's robustness.texts, of context + 1 tokens",
+        "--width D": "with --models, --config: d_model of the run's own",
+        "--stage NAME": "with --models, --config: stage whose arms the models are",
+        "--seed S": "with --models, --config: seed of the models",
+        "--batch N:16": "rows per forward pass",
+        "--out FILE": "write the scores there, as JSON",
+    }
+    options(made, table | DEVICE)
     config_options(made, required=False)
-    made.add_argument("--width", type=positive, metavar="D", help="with --models, --config: d_model of the run's own")
-    made.add_argument("--stage", metavar="NAME", help="with --models, --config: stage whose arms the models are")
-    made.add_argument("--seed", type=seed, metavar="S", help="with --models, --config: seed of the models")
-    made.add_argument("--batch", type=positive, default=16, metavar="N", help="rows per forward pass")
-    device(made)
-    slots(made)
-    threads(made)
-    made.add_argument("--out", type=path, metavar="FILE", help="write the scores there, as JSON")
+    stands_for(made, hardware__device="--device")
+
+
+_SCORED_ON = {  # what a model is scored on -> the options that this needs, and those that it takes besides
+    "models": (("tokens", "tokenizer", "out"), ("texts", "config", "job", "set", "width", "stage", "seed")),
+    "tokens": ((), ("split",)),
+    "blocks": (("tokenizer", "out"), ("folded", "job")),
+}
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    _require_options_of_evaluate(arguments)
-    if arguments.models is not None:
+    given = next((name for name in _SCORED_ON if getattr(arguments, name) is not None), None)
+    if given is None:
+        raise UserError("--model is scored on --tokens or on --blocks: give one of them")
+    needs, may = _SCORED_ON[given]
+    every = {name for on, (needed, taken) in _SCORED_ON.items() for name in (on, *needed, *taken)} - {"out"}
+    require_options(arguments, f"a score on --{given}", needs=needs, may=(given, *may), of=sorted(every))
+    if given == "models":
         _evaluate_odd_inputs(arguments)
         return
-    written = nullcontext() if arguments.out is None else writes(arguments.out, "evaluate")
+    written = nullcontext() if arguments.out is None else writes(arguments)
     with device_slot(arguments.device, arguments.jobs_per_gpu), written:
-        report = _evaluate_stream(arguments) if arguments.tokens else _evaluate_blocks(arguments)
+        report = _evaluate_stream(arguments) if given == "tokens" else _evaluate_blocks(arguments)
     print(json.dumps(report))
-
-
-def _require_options_of_evaluate(arguments: argparse.Namespace) -> None:
-    """Raise UserError unless the options belong together."""
-    if arguments.models is None and (arguments.tokens is None) == (arguments.blocks is None):
-        raise UserError("--model is scored on --tokens or on --blocks: give one of them")
-    belong = {  # what is given -> the options that only it takes
-        "--tokens": ("tokens", "split"),
-        "--blocks": ("blocks", "folded", "tokenizer", "job"),
-        "--models": ("tokens", "tokenizer", "texts", "config", "job", "set", "width", "stage", "seed"),
-    }
-    given = "--models" if arguments.models else "--tokens" if arguments.tokens else "--blocks"
-    for other, names in belong.items():
-        wrong = [
-            f"--{name}" for name in names if name not in belong[given] and getattr(arguments, name) not in (None, [])
-        ]
-        if wrong:
-            raise UserError(f"{', '.join(wrong)}: only with {other}")
-    if arguments.models is not None:
-        for name in ("tokens", "tokenizer", "out"):
-            if getattr(arguments, name) is None:
-                raise UserError(f"--models needs --{name}: name it")
 
 
 def _evaluate_odd_inputs(arguments: argparse.Namespace) -> None:
@@ -143,26 +128,16 @@ def _evaluate_odd_inputs(arguments: argparse.Namespace) -> None:
         width, chosen = cell_of(arguments, "width", "seed")
         job = job_of(arguments, RobustnessJob, lambda config: cells.robustness_job(config, width, chosen))
     else:
-        if arguments.width is not None:
-            raise UserError("--width is that of the run's own models, and --stage has its own: leave one out")
+        require_options(arguments, "--stage, which has its own width,", of=("width",))
         stage, chosen = cell_of(arguments, "stage", "seed")
         job = job_of(arguments, RobustnessJob, lambda config: cells.stage_robustness_job(config, stage, chosen))
     models, texts = named_folders(arguments.models, "--models"), named_folders(arguments.texts or [], "--texts")
     with device_slot(arguments.device, arguments.jobs_per_gpu):
         from ..experiments.odd_inputs.scores import score_models
 
-        with writes(arguments.out, "evaluate"):
-            result = score_models(
-                job,
-                models,
-                arguments.tokens,
-                arguments.tokenizer,
-                texts,
-                arguments.out,
-                device=arguments.device,
-                threads=arguments.threads,
-                batch=arguments.batch,
-            )
+        with writes(arguments):
+            inputs = (arguments.tokens, arguments.tokenizer, texts)
+            result = score_models(job, models, *inputs, arguments.out, **_how(arguments))
     for row in result["scores"]:
         mean, most = ("not finite" if (x := row["rows"][name]) is None else f"{x:.4f}" for name in ("mean", "max"))
         beside = row["beside_baseline"]
@@ -200,30 +175,20 @@ def _evaluate_stream(arguments: argparse.Namespace) -> dict[str, float | int | N
 
 def _evaluate_blocks(arguments: argparse.Namespace) -> dict[str, dict[str, float | None]]:
     blocks = named_folders(arguments.blocks, "--blocks")
-    if arguments.tokenizer is None or arguments.out is None:
-        raise UserError("--blocks needs --tokenizer, to show the worst rows, and --out, for the scores")
-    job = _described(arguments.model, list(blocks)) if arguments.job is None else _given(arguments.job)
+    given = None if arguments.job is None else parse(EvaluateJob, from_json(arguments.job, "--job"), "--job")
+    job = given or _described(arguments.model, list(blocks))
     forms = {"gated": arguments.model} | ({"fused": arguments.folded} if arguments.folded else {})
     from ..experiments.evaluate_corpora import evaluate_model
 
-    result = evaluate_model(
-        job,
-        forms,
-        blocks,
-        arguments.tokenizer,
-        arguments.out,
-        device=arguments.device,
-        threads=arguments.threads,
-        batch=arguments.batch,
-    )
+    result = evaluate_model(job, forms, blocks, arguments.tokenizer, arguments.out, **_how(arguments))
     return {
         name: {form: stats["rows"]["mean"] for form, stats in corpus["forms"].items()}
         for name, corpus in result["corpora"].items()
     }
 
 
-def _given(job: str) -> EvaluateJob:
-    return parse(EvaluateJob, from_json(job, "--job"), "--job")
+def _how(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("device", "threads", "batch")}
 
 
 def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
@@ -250,7 +215,7 @@ def fold(arguments: argparse.Namespace) -> None:
             arguments.model,
             arguments.tokens,
             arguments.out,
-            forms=arguments.forms,
+            forms=arguments.forms or ("unfused", "fused"),
             device=arguments.device,
             threads=arguments.threads,
             overwrite=arguments.overwrite,
@@ -311,7 +276,7 @@ def bench(arguments: argparse.Namespace) -> None:
     variant = trained.get("pretrain", trained)["variant"]  # of an arm of a study, that of its pre-training
     with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # nobody beside it
         device = pick_device(arguments.device)
-        with writes(arguments.out, "bench"):
+        with writes(arguments), announced(f"timing {arguments.name}"):
             write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))
 
     from ..report.frames.decoding import read

@@ -3,97 +3,38 @@
 import argparse
 import sys
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Any
 
-from tapernorm.util.errors import UserError
+from ..own_model.options import OPTIONS, Request, check, option_of
+from .arguments import Verbs, named, require_options, stands_for
 
-from ..config.sections import DataConfig
-from .arguments import (
-    Verbs,
-    device,
-    named,
-    output,
-    path,
-    stands_for,
-)
-
-_SOURCES = get_args(DataConfig.model_fields["source"].annotation)
-_DATA = f"a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(name for name in _SOURCES if name != 'text')}"
-_DTYPES = ("float32", "bfloat16", "float16")
-_FORMS = ("stock", "normfree")
-_PRECISIONS = ("float32", "bf16")
 FORM_MISSING = 3  # exit code of a finished run whose export lacks the form that was wanted
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
-    made = verbs.add(taper, "taper a transformers model, fold it, score it before and after, and export it")
-    made.add_argument("--model", required=True, metavar="PATH_OR_ID", help="folder, .gguf or hub id; never remote code")
-    made.add_argument("--data", required=True, nargs="+", metavar="TEXT", help=f"text to train on: {_DATA}")
-    made.add_argument("--steps", type=int, required=True, metavar="N", help="optimizer steps, at least 10")
-    output(made, "run folder; the export is its export/")
-    made.add_argument("--final", action="store_true", help="taper the final norm too (All-Taper)")
-    made.add_argument(
-        "--sites", nargs="+", metavar="PATTERN", help="taper only the internal norms of these names; default: all"
-    )
-    made.add_argument(
-        "--level",
-        dest="level_weight",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="weight of a loss that levels token scales at the norms that go, in place of the scale loss; try 0.2",
-    )
-    made.add_argument("--keep-norms", action="store_true", help="a control: the same training, every norm kept")
-    made.add_argument("--precision", choices=_PRECISIONS, help="bf16: autocast; default: bf16 on a GPU")
-    made.add_argument("--form", choices=_FORMS, help="of the export; default: stock where the model has it")
-    made.add_argument(
-        "--score", nargs="+", default=[], metavar="NAME=TEXT", help="more text to score, never trained on"
-    )
-    made.add_argument("--field", default="text", metavar="NAME", help="key or column that holds the text")
-    made.add_argument("--valid-fraction", type=float, default=0.05, metavar="X", help="of documents, held out by hash")
-    made.add_argument("--lr", type=float, metavar="X", help="peak learning rate; default: by the model's size")
-    made.add_argument("--batch", type=int, metavar="N", help="rows per step; default: by the model's size")
-    made.add_argument("--context", type=int, metavar="N", help="tokens of a row; default: the model's, at most 1024")
-    made.add_argument(
-        "--micro-batch",
-        type=int,
-        metavar="N",
-        help="rows per forward pass: lower it to save memory; part of what --level computes",
-    )
-    made.add_argument("--seed", type=int, default=1, metavar="S")
-    made.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all")
-    made.add_argument(
-        "--dry-run", action="store_true", help="check all options, show norms, consumers and settings; train nothing"
-    )
-    device(made)
-    stands_for(made, data__source="--data", data__files="--data", data__field="--field")
+    table = dict(OPTIONS.values())
+    table["--dry-run"] = "check all options, show norms, consumers and settings; train nothing"
+    made = verbs.add(taper, "taper a transformers model, fold it, score it before and after, and export it", table)
+    stands_for(made, data__source="--data", data__files="--data", data__field="--field", hardware__device="--device")
     stands_for(made, data__valid_fraction="--valid-fraction", gpt2__context="--context", model__context="--context")
     stands_for(made, hardware__threads="--threads", hardware__micro_batch="--micro-batch")
-
-    made = verbs.add(export, "write a tapered run as a folder that loads anywhere, or check such a folder")
-    made.add_argument(
-        "--model", type=path, metavar="RUN", help="run folder of `tapernorm taper`, `finetune` or `pretrain`"
-    )
-    made.add_argument(
-        "--form", choices=_FORMS, help="stock: plain transformers, no norm left working; normfree: folded"
-    )
-    made.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights")
-    made.add_argument("--out", type=path, metavar="DIR", help="folder for the export")
-    made.add_argument(
-        "--check", type=path, metavar="DIR", help="make the self-check of this export; nothing is written"
-    )
+    table = {
+        "--model DIR": "run folder of `tapernorm taper`, `finetune` or `pretrain`",
+        "--form stock|normfree": "stock: plain transformers, no norm left working; normfree: folded",
+        "--dtype float32|bfloat16|float16:float32": "of the weights",
+        "--out DIR": "folder for the export",
+        "--check DIR": "make the self-check of this export; nothing is written",
+    }
+    verbs.add(export, "write a tapered run as a folder that loads anywhere, or check such a folder", table)
 
 
 def taper(arguments: argparse.Namespace) -> int:
-    from ..own_model.options import Request, check
-
-    names = ("model", "steps", "out", "final", "field", "valid_fraction", "lr", "batch", "context", "micro_batch")
-    names += ("level_weight", "keep_norms", "precision", "overwrite")
-    chosen: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "seed", "form", "device", "threads")}
-    chosen["sites"] = tuple(arguments.sites) if arguments.sites else None
-    scored = tuple(named(given, "--score", "TEXT") for given in arguments.score)
-    request = Request(data=tuple(arguments.data), scored=scored, **chosen)
+    given = {field: getattr(arguments, option_of(field)[2:].replace("-", "_")) for field in OPTIONS}
+    chosen: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    chosen |= {field: tuple(chosen[field]) for field in ("data", "sites") if field in chosen}
+    chosen["scored"] = tuple(named(words, "--score", "TEXT") for words in chosen.get("scored", ()))
+    request = Request(**chosen)
     texts = check(request)  # before torch is imported
     quiet()
     from ..own_model.resolve import resolve
@@ -128,10 +69,11 @@ def taper(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    making = (arguments.model, arguments.form, arguments.out)
-    if (arguments.check is None) == (None in making) or (arguments.check and any(making)):
-        raise UserError("give --model, --form and --out to export, or --check alone")
-
+    making = ("model", "form", "out")
+    if arguments.check is None:
+        require_options(arguments, "an export", needs=making, of=making)
+    else:
+        require_options(arguments, "--check", of=making)
     quiet()
     if arguments.check is not None:
         from tapernorm.export import check

@@ -5,50 +5,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tapernorm.util.errors import UserError
-
 from ..report import catalogue
-from .arguments import Verbs, config_options, folders, job_of, path, run_name, writes
-from .rows import add_rows
+from .arguments import Verbs, config_options, job_of, options, require_options, writes
+from .rows import ROWS, rows
 from .runs import drawn_anew
+
+_RESULTS = "results of the run, with its rows; default: results/RUN"
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
-    add_rows(verbs)
-
+    made = verbs.add(rows, "gather finished results into tidy CSV files, which tables and figures are made from", ROWS)
+    config_options(made, required=False)
     made = verbs.add(table, "make a table as CSV, Markdown and LaTeX, from rows")
-    made.add_argument(
-        "name",
-        metavar="NAME",
-        help=f"{catalogue.names()}; {catalogue.TAPERS}: the tables of tapers of one's own",
-    )
     config_options(made, required=False)
-    _results(made)
-    folders(made, out="folder for the table")
-
+    options(
+        made,
+        {
+            "NAME": f"{catalogue.names()}; {catalogue.TAPERS}: the tables of tapers of one's own",
+            "--results DIR": _RESULTS,
+            "--out DIR!": "folder for the table",
+        },
+    )
     made = verbs.add(figure, "draw a figure as PDF and PNG, with the CSV that it draws, from rows")
-    made.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?",
-        help=f"{catalogue.names(figure=True)}; {catalogue.TAPERS}: the figures of tapers of one's own",
-    )
     config_options(made, required=False)
-    _results(made, ". With --published: folder of all runs' results; default: results")
-    made.add_argument("--out", metavar="DIR", type=path, help="folder for the figure")
-    made.add_argument(
-        "--published",
-        metavar="RUN",
-        type=run_name,
-        help="in place of NAME: make all figures and tables of a published run anew, where they are",
-    )
-    made.add_argument("--figures", type=path, metavar="DIR", help="with --published: folder of all runs' figures")
-
-
-def _results(made: argparse.ArgumentParser, more: str = "") -> None:
-    made.add_argument(
-        "--results", type=path, metavar="DIR", help=f"results of the run, with its rows; default: results/RUN{more}"
+    options(
+        made,
+        {
+            "NAME?": f"{catalogue.names(figure=True)}; {catalogue.TAPERS}: the figures of tapers of one's own",
+            "--results DIR": f"{_RESULTS}. With --published: folder of all runs' results; default: results",
+            "--out DIR": "folder for the figure",
+            "--published RUN": "in place of NAME: make all figures and tables of a published run anew, where they are",
+            "--figures DIR": "with --published: folder of all runs' figures; default: figures",
+        },
     )
 
 
@@ -57,29 +46,25 @@ def table(arguments: argparse.Namespace) -> None:
     from ..report import table as writer
 
     for product, made in _made(arguments, figure=False):
-        with writes(arguments.out, "table", *(f"{product.name}.{kind}" for kind in (*product.kinds, "html"))):
+        with writes(arguments, *(f"{product.name}.{kind}" for kind in (*product.kinds, "html"))):
             writer.write(made, arguments.out, product.kinds)
             html.write(made, arguments.out)
 
 
 def figure(arguments: argparse.Namespace) -> None:
     if arguments.published is not None:
-        given = {"NAME": arguments.name, "--config": arguments.config, "--job": arguments.job, "--out": arguments.out}
-        if wrong := [
-            option for option, value in (given | {"--set": arguments.set or None}).items() if value is not None
-        ]:
-            raise UserError(f"--published makes all figures and tables of a run, where they are: leave {wrong[0]} out")
-        drawn_anew(arguments.published, arguments.results or Path("results"), arguments.figures or Path("figures"))
+        require_options(arguments, "--published", of=("name", "config", "job", "set", "out"))
+        results, figures = arguments.results or Path("results"), arguments.figures or Path("figures")
+        arguments.written.extend(drawn_anew(arguments.published, results, figures))
         return
-    if arguments.name is None or arguments.out is None:
-        raise UserError("name a figure and its folder with --out, or give --published RUN")
-    if arguments.figures is not None:
-        raise UserError("--figures: only with --published")
-    from ..report.figures import figure1_2_curves as writer
+    require_options(arguments, "a figure of no --published run", needs=("name", "out"), of=("figures",))
+    from ..report import html
+    from ..report.figures.figure import save
 
-    for product, (drawing, frame) in _made(arguments, figure=True):
-        with writes(arguments.out, "figure", *(f"{product.name}.{kind}" for kind in product.kinds)):
-            writer.save(drawing, frame, arguments.out / product.name)
+    for product, drawing in _made(arguments, figure=True):
+        with writes(arguments, *(f"{product.name}.{kind}" for kind in (*product.kinds, "html"))):
+            save(drawing, arguments.out / product.name)
+            html.write_figure(drawing.caption, arguments.out / product.name)
 
 
 def _made(arguments: argparse.Namespace, *, figure: bool) -> Iterator[tuple[catalogue.Product, Any]]:
@@ -101,8 +86,5 @@ def _tapers(arguments: argparse.Namespace) -> tuple[Path, list[catalogue.Product
     """The results of tapers of one's own, and all that is made of them."""
     from ..report.parts import own_contents
 
-    if arguments.config is not None or arguments.job is not None:
-        raise UserError("tapers: no config describes tapers of one's own: leave --config and --job out")
-    if arguments.results is None:
-        raise UserError("tapers are made from --results: name the folder whose rows/ `tapernorm rows tapers` wrote")
+    require_options(arguments, "what is made of tapers", needs=("results",), of=("config", "job", "set"))
     return arguments.results, list(own_contents(arguments.results).entries)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tapernorm.util.errors import UserError
 
 from ..config.load import load_config
-from .arguments import Verbs, path, positive_real, run_name
+from .arguments import Verbs, options, require_options, set_option
 
 if TYPE_CHECKING:
     from ..report.parts import Contents
@@ -18,24 +18,27 @@ PUBLISHED = "published"  # below the folders of results and of figures
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     made = verbs.add(plan, "say what a whole run costs: jobs, tokens, FLOPs, disk and hours; instant")
-    made.add_argument("--config", required=True, metavar="FILE", help="config of a run, such as config/paper.yaml")
-    made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
-    made.add_argument("--flops-per-s", type=positive_real, metavar="F", help="speed of one job, for the hours")
-    made.add_argument(
-        "--rows", type=path, metavar="DIR", help="written by `tapernorm rows training`: speeds of finished runs"
+    set_option(made)
+    options(
+        made,
+        {
+            "--config FILE!": "config of a run, such as config/paper.yaml",
+            "--flops-per-s F": "speed of one job, for the hours",
+            "--rows DIR": "written by `tapernorm rows training`: speeds of finished runs",
+        },
     )
-
     made = verbs.add(compare, "say how the tables of a computed run compare with the published ones, or publish it")
-    made.add_argument("--run", required=True, type=run_name, metavar="RUN", help="folder under results/ and figures/")
-    made.add_argument("--results", type=path, default=Path("results"), metavar="DIR", help="default: results")
-    made.add_argument("--figures", type=path, metavar="DIR", help="with --publish; default: figures")
-    made.add_argument("--config", type=path, metavar="FILE", help="of the run; default: config/RUN.yaml, if there")
-    made.add_argument("--all", action="store_true", help="list every value that differs")
-    made.add_argument(
-        "--publish", action="store_true", help="instead copy its rows to results/published, and draw all from them"
-    )
-    made.add_argument(
-        "--any-code", action="store_true", help="publish results of code with uncommitted edits or outside git, too"
+    options(
+        made,
+        {
+            "--run RUN!": "folder under results/ and figures/",
+            "--results DIR:results": "default: results",
+            "--figures DIR": "with --publish; default: figures",
+            "--config FILE": "of the run; default: config/RUN.yaml, if there",
+            "--all": "list every value that differs",
+            "--publish": "instead copy its rows to results/published, and draw all from them",
+            "--any-code": "publish results of code with uncommitted edits or outside git, too",
+        },
     )
 
 
@@ -48,11 +51,10 @@ def plan(arguments: argparse.Namespace) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    if arguments.publish and arguments.all:
-        raise UserError("--all lists what differs, and --publish compares nothing: leave one out")
-    of_publishing = {"--any-code": arguments.any_code, "--figures": arguments.figures}
-    if not arguments.publish and (wrong := [option for option, value in of_publishing.items() if value]):
-        raise UserError(f"{', '.join(wrong)}: only with --publish")
+    if arguments.publish:
+        require_options(arguments, "--publish, which compares nothing,", of=("all",))
+    else:
+        require_options(arguments, "a comparison", of=("any_code", "figures"))
     computed, published = arguments.results / arguments.run, arguments.results / PUBLISHED / arguments.run
     if arguments.publish:
         from ..report.publication import publish
@@ -62,7 +64,8 @@ def compare(arguments: argparse.Namespace) -> None:
             raise UserError(f"there is no config/{arguments.run}.yaml: name the config of the run with --config")
         drawings = (arguments.figures or Path("figures")) / PUBLISHED / arguments.run
         done = publish(contents, computed, published, drawings, any_code=arguments.any_code)
-        print(f"published in {published} and {drawings}: {', '.join(done)}")
+        print(f"published: {', '.join(done)}")
+        arguments.written.extend([published, drawings])
         return
     from ..report.parts import contents_of
     from ..report.replica import compared
@@ -73,13 +76,14 @@ def compare(arguments: argparse.Namespace) -> None:
         print(line)
 
 
-def drawn_anew(run: str, results: Path, figures: Path) -> None:
-    """Make the tables and figures of a published run anew, in place, from its rows."""
+def drawn_anew(run: str, results: Path, figures: Path) -> list[Path]:
+    """Make the tables and figures of a published run anew, in place, from its rows; the folders where they are."""
     from ..report.publication import redraw
 
     published, drawings = (root / PUBLISHED / run for root in (results, figures))
     made = redraw(published, drawings)
-    print(f"drawn in {published} and {drawings}: {', '.join(made)}")
+    print(f"drawn: {', '.join(made)}")
+    return [published, drawings]
 
 
 def _computed(arguments: argparse.Namespace) -> "Contents | None":

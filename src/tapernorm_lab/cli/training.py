@@ -4,58 +4,17 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from tapernorm.util.errors import UserError
-
 from ..config import cells
 from ..config.gpt2 import METHODS
 from ..config.jobs import BaseJob, FinetuneJob, PretrainJob
 from ..config.run import Config
-from ..config.sections import VARIANTS, HardwareConfig
+from ..config.sections import HardwareConfig
 from ..config.study import ArmJob
+from ..config.variants import VARIANTS
 from ..training.gpu_slots import device_slot
-from .arguments import (
-    Verbs,
-    cell_of,
-    config_options,
-    folders,
-    hardware_of,
-    job_of,
-    output,
-    path,
-    positive,
-    require_inputs,
-    seed,
-    training,
-)
+from .arguments import OVERWRITE, TRAINING, Verbs, cell_of, config_options, hardware_of, job_of, require_options
 
-
-def add(verbs: Verbs) -> None:
-    """Add these verbs to the command line."""
-    made = verbs.add(pretrain, "train one model of the run, of a study's arm, or a GPT-2 to start from, or resume it")
-    config_options(made)
-    made.add_argument("--variant", choices=VARIANTS, help="with --config: which variant of the run's own models")
-    made.add_argument("--width", type=positive, metavar="D", help="with --config: its d_model")
-    made.add_argument("--stage", metavar="NAME", help="with --config: which stage of the study")
-    made.add_argument("--arm", metavar="NAME", help="with --config: which arm of the stage")
-    made.add_argument("--size", metavar="NAME", help="with --config: which GPT-2, trained here or published")
-    made.add_argument("--seed", type=seed, metavar="S", help="with --config: seed of the model, a GPT-2 apart")
-    made.add_argument("--tokens", type=path, metavar="DIR", help="token stream that `tapernorm tokens` wrote")
-    made.add_argument(
-        "--blocks", type=path, metavar="DIR", help="for a GPT-2 that is trained: blocks that `tapernorm tokens` wrote"
-    )
-    output(made, "run folder: metrics, weights, result.json")
-    training(made)
-
-    made = verbs.add(finetune, "fine-tune a GPT-2 by one method, or resume it, and score it")
-    config_options(made)
-    made.add_argument("--method", choices=METHODS, help="with --config: which method")
-    made.add_argument("--size", metavar="NAME", help="with --config: which size")
-    made.add_argument("--seed", type=seed, metavar="S", help="with --config: which seed")
-    folders(made, base="folder written by `tapernorm pretrain`", blocks="blocks that `tapernorm tokens` wrote")
-    output(made, "run folder: metrics, weights, result.json")
-    training(made)
-
-
+_OUT = {"--out DIR!": "run folder: metrics, weights, result.json", **OVERWRITE, **TRAINING}
 _CHOICES = {  # what a config's models are chosen by -> all options that such a choice takes
     "size": ("size",),
     "stage": ("stage", "arm", "seed"),
@@ -64,11 +23,34 @@ _CHOICES = {  # what a config's models are chosen by -> all options that such a 
 }
 
 
+def add(verbs: Verbs) -> None:
+    """Add these verbs to the command line."""
+    table = {
+        f"--variant {'|'.join(VARIANTS)}": "with --config: which variant of the run's own models",
+        "--width D": "with --config: its d_model",
+        "--stage NAME": "with --config: which stage of the study",
+        "--arm NAME": "with --config: which arm of the stage",
+        "--size NAME": "with --config: which GPT-2, trained here or published",
+        "--seed S": "with --config: seed of the model, a GPT-2 apart",
+        "--tokens DIR": "token stream that `tapernorm tokens` wrote",
+        "--blocks DIR": "for a GPT-2 that is trained: blocks that `tapernorm tokens` wrote",
+    }
+    summary = "train one model of the run, of a study's arm, or a GPT-2 to start from, or resume it"
+    config_options(verbs.add(pretrain, summary, table | _OUT))
+    table = {
+        f"--method {'|'.join(METHODS)}": "with --config: which method",
+        "--size NAME": "with --config: which size",
+        "--seed S": "with --config: which seed",
+        "--base DIR!": "folder written by `tapernorm pretrain`",
+        "--blocks DIR!": "blocks that `tapernorm tokens` wrote",
+    }
+    config_options(verbs.add(finetune, "fine-tune a GPT-2 by one method, or resume it, and score it", table | _OUT))
+
+
 def pretrain(arguments: argparse.Namespace) -> None:
     chosen = next((name for name in _CHOICES if getattr(arguments, name) is not None), "variant")
-    others = [name for name in ("variant", "width", "stage", "arm", "size", "seed") if name not in _CHOICES[chosen]]
-    if wrong := [f"--{name}" for name in others if getattr(arguments, name) is not None]:
-        raise UserError(f"--{chosen} and {', '.join(wrong)} choose models of different kinds: leave one out")
+    every = ("variant", "width", "stage", "arm", "size", "seed")
+    require_options(arguments, f"a model chosen by --{chosen}", may=_CHOICES[chosen], of=every)
     cell = cell_of(arguments, *_CHOICES[chosen])
 
     def cut(config: Config) -> PretrainJob | ArmJob | BaseJob:
@@ -78,12 +60,12 @@ def pretrain(arguments: argparse.Namespace) -> None:
 
     job = job_of(arguments, PretrainJob, cut, ArmJob, BaseJob)
     hardware = hardware_of(arguments)
-    given = {"tokens": arguments.tokens, "blocks": arguments.blocks}
     if isinstance(job, BaseJob):
-        require_inputs(f"GPT-2 {job.size}", given, ("blocks",) if job.fresh else ())
+        needs = ("blocks",) if job.fresh else ()
+        require_options(arguments, f"GPT-2 {job.size}", needs=needs, of=("tokens", "blocks"))
         _base(job, hardware, arguments)
         return
-    require_inputs("a model that is pre-trained", given, ("tokens",))
+    require_options(arguments, "a model that is pre-trained", needs=("tokens",), of=("tokens", "blocks"))
 
     def work() -> dict[str, Any]:
         places = (arguments.tokens, arguments.out, hardware)
@@ -95,10 +77,11 @@ def pretrain(arguments: argparse.Namespace) -> None:
 
         return pretrain(job, *places, overwrite=arguments.overwrite)
 
-    result = _on_devices(arguments, hardware, work, whole=_whole_gpus(hardware))
-    if result is not None:
-        told = result.get("diverged")
-        print(f"diverged at step {told['step']}: {told['what']} is not finite" if told else _score(result))
+    result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job > 1)
+    if result is not None and "diverged" in result:
+        print(f"diverged at step {result['diverged']['step']}: {result['diverged']['what']} is not finite")
+    elif result is not None:
+        print(_score(result))
 
 
 def _base(job: BaseJob, hardware: HardwareConfig, arguments: argparse.Namespace) -> None:
@@ -110,11 +93,10 @@ def _base(job: BaseJob, hardware: HardwareConfig, arguments: argparse.Namespace)
 
         return make_base(job, arguments.blocks, arguments.out, hardware, overwrite=arguments.overwrite)
 
-    result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job)
+    result = _on_devices(arguments, hardware, work, whole=True)
     if result is not None:
-        values = result["values"]
-        score = f", valid_ce {values['valid_ce']['value']:.4f} nats/token" if "valid_ce" in values else ""
-        print(f"{values['parameters']['value']:,} parameters{score}")
+        score = f", {_score(result)}" if "valid_ce" in result["values"] else ""
+        print(f"{result['values']['parameters']['value']:,} parameters{score}")
 
 
 def finetune(arguments: argparse.Namespace) -> None:
@@ -127,32 +109,29 @@ def finetune(arguments: argparse.Namespace) -> None:
 
         return finetune(job, arguments.base, arguments.blocks, arguments.out, hardware, overwrite=arguments.overwrite)
 
-    result = _on_devices(arguments, hardware, work, whole=hardware.devices_per_job)
+    result = _on_devices(arguments, hardware, work, whole=True)
     if result is not None:
-        print(f"valid_ce {result['values']['valid_ce']['value']:.4f} nats/token")
-
-
-def _whole_gpus(hardware: HardwareConfig) -> int:
-    """GPUs that a pre-training has for itself: none where it is one process, which shares its GPU."""
-    return hardware.devices_per_job if hardware.devices_per_job > 1 else 0
+        print(_score(result))
 
 
 def _score(result: dict[str, Any]) -> str:
-    score = result["values"]
-    return f"valid_ce {score['valid_ce']['value']:.4f} nats/token, {score['bits_per_byte']['value']:.4f} bits/byte"
+    """The validation loss in words, per token and, of a text whose size is known, per byte."""
+    values = result["values"]
+    bits = f", {values['bits_per_byte']['value']:.4f} bits/byte" if "bits_per_byte" in values else ""
+    return f"valid_ce {values['valid_ce']['value']:.4f} nats/token{bits}"
 
 
 def _on_devices(
-    arguments: argparse.Namespace, hardware: HardwareConfig, work: Callable[[], dict[str, Any]], *, whole: int
+    arguments: argparse.Namespace, hardware: HardwareConfig, work: Callable[[], dict[str, Any]], *, whole: bool
 ) -> dict[str, Any] | None:
     """What `work` returns, on the devices that it takes; None in a process that is not the one to tell of it.
 
     A job of several devices is this very command in as many processes, and this one holds the devices for them.
 
     Args:
-        whole: as `device_slot` takes it.
+        whole: it leaves no room for other jobs on its GPUs.
     """
-    with device_slot(hardware.device, hardware.jobs_per_gpu, whole=whole):
+    with device_slot(hardware.device, hardware.jobs_per_gpu, whole=hardware.devices_per_job * whole):
         from ..training.device import pick_device
         from ..training.ranks import joined, leads
 

@@ -8,13 +8,12 @@ from .gpt2 import Method
 from .jobs import FinetuneJob, PretrainJob
 from .odd_inputs import RobustnessJob
 from .run import Config
-from .sections import Variant
 from .study import ArmJob
 
 
-def pretrain_job(config: Config, variant: Variant, d_model: int, seed: int) -> PretrainJob:
+def pretrain_job(config: Config, variant: str, d_model: int, seed: int) -> PretrainJob:
     """The job of `tapernorm pretrain --variant --width --seed`."""
-    _require("variant", variant, config.width(d_model).variants, f"width {d_model}")
+    _require("variant", variant, [str(known) for known in config.width(d_model).variants], f"width {d_model}")
     _require_seed(seed, config.seeds, "this config", "seeds")
     return config.pretrain_job(variant, d_model, seed)
 

@@ -20,9 +20,11 @@ from .sections import (
     TrainConfig,
     distinct,
 )
+from .variants import Variant
 
 Method = Literal["vanilla", "fakeln", "internal_aux", "all_aux"]
 METHODS: tuple[Method, ...] = ("vanilla", "fakeln", "internal_aux", "all_aux")
+TAPERED = {name: Variant.named(name) for name in ("internal_aux", "all_aux")}  # methods that are variants
 ORIGINAL = "original"  # the base model before any fine-tuning
 MADE_HERE = "pre-trained here"  # a base model of our own
 METHOD_LABELS: dict[str, str] = {

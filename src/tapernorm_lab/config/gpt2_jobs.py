@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tapernorm.util.errors import UserError
 
-from .gpt2 import MADE_HERE, ORIGINAL, Gpt2Config, Gpt2Size, Method
+from .gpt2 import MADE_HERE, ORIGINAL, TAPERED, Gpt2Config, Gpt2Size, Method
 from .jobs import (
     BaseJob,
     BlocksJob,
@@ -42,7 +42,7 @@ class Gpt2Jobs:
     def finetune_job(self, method: Method, size: str, seed: int) -> FinetuneJob:
         """The job of one (method, size, seed), holding only what that method reads."""
         gpt2, chosen = self._gpt2(), self._size(size)
-        fakeln, tapered = method == "fakeln", method.endswith("_aux")
+        fakeln, tapered = method == "fakeln", method in TAPERED
         shared = ("steps", "lr", "min_lr", "warmup_steps", "decay_steps", "batch")
         return FinetuneJob(
             method=method,

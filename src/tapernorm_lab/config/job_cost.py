@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-from .gpt2 import Gpt2Shape
+from .gpt2 import TAPERED, Gpt2Shape
 from .jobs import BaseJob, FinetuneJob, PretrainJob
 from .sections import HardwareConfig
 
@@ -78,7 +78,7 @@ class Load:
         block = 2 * m.d_model * (heads + m.n_kv_head * m.head_dim) + 3 * m.d_model * m.d_ff
         matrix = m.n_layer * block + m.vocab_size * m.d_model
         norms = 2 * m.n_layer + 1
-        tapered = 0 if job.taper is None else norms if job.variant.startswith("all") else norms - 1
+        tapered = (norms - 1) * job.variant.internal + job.variant.final
         vectors = norms * (1 if m.norm == "rmsnorm" else 2) + tapered
         embedding = 0 if m.tie_head else m.vocab_size * m.d_model
         # Inputs and outputs of its norms and linear maps; the loss holds four copies of the logits.
@@ -96,8 +96,9 @@ class Load:
     @classmethod
     def of_finetune(cls, job: FinetuneJob, base: BaseJob, vocab_size: int | None, hardware: HardwareConfig) -> Self:
         """`vocab_size`: of a tokenizer trained here; None: GPT-2's own."""
-        tapered = {"internal_aux": 2, "all_aux": 2}.get(job.method, 0)  # norms per block
-        return cls._of_gpt2(base, vocab_size, hardware, job.steps, job.batch, tapered, job.method == "all_aux")
+        variant = TAPERED.get(job.method)
+        tapered, final = (0, False) if variant is None else (2, variant.final)  # norms per block
+        return cls._of_gpt2(base, vocab_size, hardware, job.steps, job.batch, tapered, final)
 
     @classmethod
     def of_base(cls, job: BaseJob, vocab_size: int | None, hardware: HardwareConfig) -> Self:

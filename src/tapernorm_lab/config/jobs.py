@@ -11,6 +11,7 @@ from tapernorm.models.decoder_config import DecoderConfig
 from tapernorm.util.errors import UserError
 
 from .gpt2 import (
+    TAPERED,
     FakeStages,
     FinetuneConfig,
     FreshBase,
@@ -34,9 +35,9 @@ from .sections import (
     Text,
     TokenizerConfig,
     TrainConfig,
-    Variant,
     WidthConfig,
 )
+from .variants import AnyVariant
 
 
 class CorpusJob(Strict):
@@ -70,6 +71,7 @@ class ReportJob(Strict):
     run: str
     caption: str
     labels: dict[int, str]  # d_model -> label of the size
+    clip_norm: float | None = None  # largest global gradient norm of pre-training; null: figures draw no such line
 
 
 class ClaimsJob(Strict):
@@ -97,7 +99,7 @@ class SettingsJob(Strict):
 class PretrainJob(Strict):
     """What defines the numbers of one training run, its token stream apart."""
 
-    variant: Variant
+    variant: AnyVariant
     seed: Seed
     steps: AtLeastTwo
     model: DecoderConfig
@@ -106,8 +108,8 @@ class PretrainJob(Strict):
 
     @model_validator(mode="after")
     def _taper_fits(self) -> Self:
-        if (self.taper is None) != (self.variant == "baseline"):
-            raise ValueError(f"variant {self.variant!r} and taper={self.taper} do not go together")
+        if (self.taper is None) != self.variant.plain:
+            raise ValueError(f"variant {self.variant} and taper={self.taper} do not go together")
         if self.taper is not None:
             from tapernorm.schedule import GateSchedule
 
@@ -185,7 +187,7 @@ class FinetuneJob(TuningJob):
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
-        fake, tapered = self.method == "fakeln", self.method in ("internal_aux", "all_aux")
+        fake, tapered = self.method == "fakeln", self.method in TAPERED
         for name, expected in {"fakeln": fake, "taper": tapered, "micro_batch": fake}.items():
             if (getattr(self, name) is not None) != expected:
                 raise ValueError(f"method {self.method!r} and {name}={getattr(self, name)} do not go together")

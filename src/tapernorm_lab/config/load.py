@@ -1,23 +1,94 @@
-"""Reading configs: from YAML or JSON to the models of `config`, with one clear line per fault."""
+"""Reading configs: from YAML or JSON to the models of `config`, with one clear line per fault.
 
+YAML means what it looks like: what YAML 1.1 reads otherwise than people write it is refused, by its line.
+"""
+
+import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from tapernorm.util.errors import UserError
 
 from .run import Config
-from .yaml_file import YamlError, read_yaml
 
 Model = TypeVar("Model", bound=BaseModel)
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
+_VALUES = 100_000  # of a document with its aliases written out
 
 
 class ConfigError(UserError):
     """A setting is unknown, missing or impossible; the message names it, the rule and the remedy."""
+
+
+class YamlError(UserError):
+    """Text that is no YAML, or is refused here; the message names the line."""
+
+
+def read_yaml(text: str) -> Any:
+    """The value of one YAML document; no part of it is shared, whatever its aliases.
+
+    Raises:
+        YamlError: the text is no YAML, gives a key twice, or holds a number in octal or base 60, a date, or aliases
+            that hold themselves or grow without bound.
+    """
+    try:
+        return _unshared(_Loader(text).get_single_data(), itertools.count())
+    except yaml.MarkedYAMLError as error:
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _fault(error.problem_mark or error.context_mark, said) from None
+    except yaml.YAMLError as error:
+        raise YamlError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise YamlError("it is nested too deeply, or an alias stands inside its own node") from None
+    except YamlError:
+        raise
+    except ValueError:  # Python's limit on the digits of an integer, or a value of another kind than its tag says
+        raise YamlError("it holds an integer of too many digits, or a tag that does not fit its value") from None
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        kind, text = node.tag.rpartition(":")[2], node.value
+        if node.style is None:  # not quoted
+            if kind == "int" and _OCTAL.fullmatch(text):
+                raise _fault(node.start_mark, f"YAML reads {text} as octal, {int(text, 8)}: write the number you mean")
+            if kind in ("int", "float") and ":" in text:
+                raise _fault(
+                    node.start_mark, f"YAML reads {text} as a number in base 60: quote it, or write the number"
+                )
+            if kind == "timestamp":
+                raise _fault(node.start_mark, f"YAML reads {text} as a date: quote it")
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (earlier := lines.get((key.tag, key.value))) is not None:
+                said = f"the key {key.value!r} stands in line {earlier + 1} already: leave one"
+                raise _fault(key.start_mark, said)
+            lines[key.tag, key.value] = key.start_mark.line
+        return node
+
+
+def _fault(mark: Any, said: str) -> YamlError:
+    return YamlError(f"line {mark.line + 1}: {said}" if mark is not None else said)
+
+
+def _unshared(value: Any, count: Iterator[int]) -> Any:
+    if next(count) > _VALUES:
+        raise YamlError(f"with its aliases written out it has more than {_VALUES:,} values")
+    if isinstance(value, dict):
+        return {key: _unshared(item, count) for key, item in value.items()}
+    return [_unshared(item, count) for item in value] if isinstance(value, list) else value
 
 
 def parse(model: type[Model], raw: Any, where: str) -> Model:

@@ -27,7 +27,6 @@ from .odd_inputs import (
     RobustnessJob,
 )
 from .sections import (
-    VARIANT_LABELS,
     Assumption,
     BenchConfig,
     DataConfig,
@@ -39,11 +38,11 @@ from .sections import (
     TaperConfig,
     TokenizerConfig,
     TrainConfig,
-    Variant,
     WidthConfig,
     distinct,
 )
 from .study import Arm, ArmJob, Stage
+from .variants import VARIANT_LABELS, Variant
 
 RESERVED = ("published", "bench")  # folders under results/ and figures/ that are no run's
 
@@ -96,7 +95,7 @@ class Config(Gpt2Jobs, Strict):
                 f"hardware.micro_batch ({self.hardware.micro_batch}) exceeds train.batch ({self.train.batch}): "
                 "make it smaller, or null for the whole batch at once"
             )
-        anchored = any(variant.endswith("_aux") for width in self.widths for variant in width.variants)
+        anchored = any(variant.anchored for width in self.widths for variant in width.variants)
         if anchored and self.taper.anchor_weight == 0:
             raise ValueError("taper.anchor_weight is 0 and some variants are (+aux): leave those out, or give a weight")
         return self
@@ -209,7 +208,7 @@ class Config(Gpt2Jobs, Strict):
 
     def report_job(self) -> ReportJob:
         labels = {width.d_model: width.label for width in self.widths}
-        return ReportJob(run=self.run, caption=self.caption, labels=labels)
+        return ReportJob(run=self.run, caption=self.caption, labels=labels, clip_norm=self.train.clip_norm)
 
     def claims_job(self) -> ClaimsJob:
         return ClaimsJob(run=self.run, caption=self.caption, text=self.data.source)
@@ -223,14 +222,14 @@ class Config(Gpt2Jobs, Strict):
     @property
     def benched(self) -> tuple[Variant, int, int] | None:
         """The (variant, width, seed) that the decoding benchmark takes: the widest Internal-Taper (+aux), if any."""
-        widths = [w.d_model for w in self.widths if "internal_aux" in w.variants]
-        return ("internal_aux", max(widths), self.seeds[0]) if widths else None
+        timed = Variant("internal", "absolute")
+        widths = [w.d_model for w in self.widths if timed in w.variants]
+        return (timed, max(widths), self.seeds[0]) if widths else None
 
-    def pretrain_job(self, variant: Variant, d_model: int, seed: int) -> PretrainJob:
-        """The job of one (variant, width, seed), holding only what that variant reads."""
-        width = self.width(d_model)
-        tapered = variant != "baseline"
-        anchored = variant.endswith("_aux")
+    def pretrain_job(self, variant: Variant | str, d_model: int, seed: int) -> PretrainJob:
+        """The job of one (variant or its name, width, seed), holding only what that variant reads."""
+        variant, width = Variant.named(str(variant)), self.width(d_model)
+        unanchored = self.taper.model_copy(update={"anchor_weight": 0.0})
         return PretrainJob(
             variant=variant,
             seed=seed,
@@ -242,7 +241,7 @@ class Config(Gpt2Jobs, Strict):
                 **self.model.model_dump(),
             ),
             train=self.train,
-            taper=self.taper.model_copy(update={} if anchored else {"anchor_weight": 0.0}) if tapered else None,
+            taper=None if variant.plain else self.taper if variant.anchored else unanchored,
         )
 
     def pretrain_cells(self) -> list[tuple[Variant, int, int]]:
@@ -268,12 +267,12 @@ class Config(Gpt2Jobs, Strict):
         """Every (width, seed) whose models are tried on odd inputs: the widths that have a Baseline, widest first."""
         if self.robustness is None:
             return []
-        widths = sorted((w for w in self.widths if BASELINE in w.variants), key=lambda w: -w.d_model)
+        widths = sorted((w for w in self.widths if any(v.plain for v in w.variants)), key=lambda w: -w.d_model)
         return [(w.d_model, seed) for w in widths for seed in self.seeds]
 
     def robustness_job(self, d_model: int, seed: int) -> RobustnessJob:
         """The job that tries the models of one width and seed on odd inputs."""
-        models = {variant: VARIANT_LABELS[variant] for variant in self.width(d_model).variants}
+        models = {variant.name: variant.label for variant in self.width(d_model).variants}
         return self._robustness_job(d_model, seed, models)
 
     def stage_robustness_job(self, name: str, seed: int) -> RobustnessJob:

@@ -129,7 +129,7 @@ def _training(rule: str, loads: Sequence[Load]) -> RuleCost:
 
 def _fold(config: Config, d_model: int, valid_tokens: float) -> RuleCost:
     """Unfused and fused exports, with the three scores of each model."""
-    cells = [cell for cell in config.pretrain_cells() if cell[1] == d_model and cell[0] != "baseline"]
+    cells = [cell for cell in config.pretrain_cells() if cell[1] == d_model and cell[0].tapers]
     loads = [Load.of_pretraining(config.pretrain_job(*cell), config.hardware) for cell in cells]
     head = config.tokenizer.vocab_size * d_model  # a fused All-Taper has a head of its own
     return RuleCost(

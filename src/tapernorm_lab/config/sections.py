@@ -7,15 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-Variant = Literal["baseline", "internal", "internal_aux", "all", "all_aux"]
-VARIANTS: tuple[Variant, ...] = ("baseline", "internal", "internal_aux", "all", "all_aux")
-VARIANT_LABELS: dict[str, str] = {
-    "baseline": "Baseline",
-    "internal": "Internal-Taper",
-    "internal_aux": "Internal-Taper (+aux)",
-    "all": "All-Taper",
-    "all_aux": "All-Taper (+aux)",
-}
+from .variants import PaperVariant
 
 OWN_SPLIT = ("tinystories", "openwebtext")  # sources that come divided into training and validation text
 
@@ -126,7 +118,7 @@ class WidthConfig(Strict):
     d_ff: PositiveInt  # SwiGLU hidden width
     label: Label  # how the paper names the size, or the width itself
     steps: AtLeastTwo  # optimizer steps
-    variants: tuple[Variant, ...]
+    variants: tuple[PaperVariant, ...]
 
 
 class TrainConfig(Strict):
@@ -150,7 +142,7 @@ class TaperConfig(Strict):
     start_fraction: Annotated[float, Field(gt=0, lt=1)]  # of the steps
     end_fraction: Annotated[float, Field(gt=0, le=1)]  # of the steps; 1.0 is the paper
     ema_rate: Annotated[float, Field(gt=0, le=1)]  # m
-    anchor_weight: Annotated[float, Field(ge=0)]  # lambda of the "+aux" variants
+    anchor_weight: Annotated[float, Field(ge=0)]  # lambda of the variants with a scale loss
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

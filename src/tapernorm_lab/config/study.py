@@ -1,7 +1,7 @@
 """Beyond the paper: stages of a study, their arms, and what an arm changes. None is a row of the paper's tables.
 
-An arm is one of the paper's variants with some settings of its own and, where that is not enough, a treatment. Its
-losses are paired by seed with those of its stage's baseline.
+An arm is a variant with some settings of its own and, where that is not enough, a treatment. Its losses are paired by
+seed with those of its stage's baseline.
 """
 
 from collections import Counter
@@ -20,9 +20,9 @@ from .sections import (
     PositiveInt,
     Seed,
     Strict,
-    Variant,
     distinct,
 )
+from .variants import Anchor, TaperedNorms, Variant
 
 RESERVED = ("S0", "S3", "S3x", "figures", "oddities", "trials", "positions")  # targets, tables and rows of no stage
 
@@ -74,12 +74,9 @@ class Treatment(_Sparse):
     """What an arm changes beyond settings. A field that is left out is as in the paper."""
 
     norm: NormReplacement | None = None  # in the place of every norm; null: the model's own
-    embedding_scale: bool = False  # a learned scalar on the embeddings, at first sqrt(d_model): rivals' own, norms stay
+    embedding_scale: bool = False  # a learned scalar on the embeddings, at first sqrt(d_model); norms stay
     final_gain_init: Annotated[float, Field(gt=0)] | None = None  # gamma of the final norm at first; null: 1
     temperature: bool = False  # logits times a learned function of their token's pre-logit stream
-    sites: Literal["final"] | None = None  # final: only the final norm is tapered; null: those of the variant
-    anchor: Literal["absolute", "relative"] = "absolute"  # (s - s_tgt)^2, or ((s - s_tgt)/s_tgt)^2
-    anchor_only: bool = False  # every norm stays; the scale loss starts where the taper would
     calibration: Literal["scalar", "vector"] = "scalar"  # c per norm, or per feature of a norm
 
     @model_validator(mode="after")
@@ -87,6 +84,19 @@ class Treatment(_Sparse):
         if not self.model_dump():
             raise ValueError("this treatment changes nothing: leave it null")
         return self
+
+
+# How a job is written whose variant is none of the paper's: one of those, and the rest in the treatment. Finished runs
+# are known by the hash of this text.
+_WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "baseline_aux": ("internal_aux", {"anchor_only": True}),
+    "baseline_relative": ("internal_aux", {"anchor_only": True, "anchor": "relative"}),
+    "internal_relative": ("internal_aux", {"anchor": "relative"}),
+    "final": ("all", {"sites": "final"}),
+    "final_aux": ("all_aux", {"sites": "final"}),
+    "final_relative": ("all_aux", {"sites": "final", "anchor": "relative"}),
+    "all_relative": ("all_aux", {"anchor": "relative"}),
+}
 
 
 class ArmJob(Strict):
@@ -100,32 +110,51 @@ class ArmJob(Strict):
         if self.treatment is None:
             return self
         variant, treatment = self.pretrain.variant, self.treatment
-        tapered, anchored = variant != "baseline", variant.endswith("_aux")
         faults = {
-            "norm replaces every norm, so nothing is left to taper: variant baseline": treatment.norm and tapered,
-            "embedding_scale and final_gain_init of a rival are in its norm": treatment.norm
+            "norm replaces every norm: taper none, anchor none": treatment.norm and not variant.plain,
+            "norm has embedding_scale and final_gain_init of its own": treatment.norm
             and (treatment.embedding_scale or treatment.final_gain_init),
-            "sites is of a taper that has the final norm: variant all or all_aux": treatment.sites
-            and not variant.startswith("all"),
-            "calibration is of a taper: any variant but baseline": treatment.calibration != "scalar" and not tapered,
-            "anchor is of the scale loss: a variant (+aux)": treatment.anchor != "absolute" and not anchored,
-            "anchor_only tapers nothing, neither final norm nor calibration, and has a scale loss: variant internal_aux"
-            " and calibration scalar": treatment.anchor_only
-            and (variant != "internal_aux" or treatment.calibration != "scalar"),
+            "calibration is of tapered norms: any taper but none": treatment.calibration != "scalar"
+            and not variant.tapers,
         }
         if found := [rule for rule, broken in faults.items() if broken]:
-            raise ValueError(f"variant {variant!r} does not go with its treatment: {'; '.join(found)}")
+            raise ValueError(f"variant {variant} does not go with its treatment: {'; '.join(found)}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content = dump(self)
+        if found := _WRITTEN.get(content["pretrain"]["variant"]):
+            content["pretrain"]["variant"], more = found
+            content["treatment"] = (content["treatment"] or {}) | more
+        return content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or not isinstance(raw.get("treatment"), dict):
+            return raw
+        more = {key: value for key, value in raw["treatment"].items() if key in ("anchor", "anchor_only", "sites")}
+        for name, written in _WRITTEN.items():
+            if written == (raw["pretrain"]["variant"], more):
+                rest = {key: value for key, value in raw["treatment"].items() if key not in more}
+                return {"pretrain": raw["pretrain"] | {"variant": name}, "treatment": rest or None}
+        return raw
 
 
 class Arm(Strict):
-    """One line of a stage: a variant with changed settings, a treatment, or both."""
+    """One line of a stage: a variant, with changed settings and a treatment where it has them."""
 
     name: Name  # folder name
     label: Label  # in tables
-    variant: Variant
+    taper: TaperedNorms
+    anchor: Anchor
     set: dict[str, float] = Field(default_factory=dict)  # dotted setting of the job -> its value in this arm
     treatment: Treatment | None = None
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.taper, self.anchor)
 
     def job(self, plain: PretrainJob) -> ArmJob:
         """The arm's job, from the job of its variant, width and seed without changes.
@@ -185,7 +214,7 @@ def changed(job: PretrainJob, settings: Mapping[str, float]) -> PretrainJob:
     known += [f"{s}.{key}" for s in SETTINGS for key, v in _section(content, s).items() if isinstance(v, int | float)]
     if unknown := settings.keys() - set(known):
         raise ValueError(
-            f"an arm of variant {job.variant!r} cannot set {', '.join(sorted(unknown))}; it has {', '.join(known)}"
+            f"an arm of variant {job.variant} cannot set {', '.join(sorted(unknown))}; it has {', '.join(known)}"
         )
     for name, value in settings.items():
         section, _, key = name.rpartition(".")

@@ -11,6 +11,7 @@ from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
+from ..config.gpt2 import TAPERED
 from ..config.jobs import FinetuneJob
 from ..config.sections import HardwareConfig
 from ..data.blocks import Blocks
@@ -95,7 +96,7 @@ def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Tape
     if job.taper is not None:
         return attach(
             model,
-            final=job.method.startswith("all"),
+            final=TAPERED[job.method].final,
             schedule=GateSchedule(job.taper.start, job.taper.end),
             ema_rate=job.train.ema_rate,
             anchor_weight=job.aux_weight,

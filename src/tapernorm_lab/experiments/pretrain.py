@@ -1,11 +1,12 @@
 """One pre-training job: build the model of its variant, train it, score it at g = 0, publish (method.md section 9)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tapernorm.architectures import select_norms
 from tapernorm.models.decoder import Decoder
+from tapernorm.scale_loss import relative_target_loss
 from tapernorm.schedule import GateSchedule
 from tapernorm.taper import Taper, attach_norms
 from tapernorm.util.rng import generator
@@ -111,24 +112,25 @@ def train_decoder(
     return run_training(work, identity, out, make_trainer, details, overwrite=overwrite)
 
 
-def attach_variant(
-    model: Decoder, job: PretrainJob, *, sites: Sequence[str] | None = None, kind: type[Taper] = Taper
-) -> Taper | None:
+def attach_variant(model: Decoder, job: PretrainJob, *, kind: type[Taper] = Taper) -> Taper | None:
     """Attach the taper of the job's variant, of the class `kind`; the Baseline has none.
 
-    Args:
-        sites: other internal norms than all of them.
+    Where no norm is tapered, it has the scale loss alone: the Baseline with that loss is what a variant (+aux) is to be
+    compared with, because it changes two things at once.
     """
     if job.taper is None:
         return None
-    return attach_norms(
+    taper = attach_norms(
         model,
-        select_norms(model, final=job.variant.startswith("all"), sites=sites),
+        select_norms(model, final=job.variant.final, sites=None if job.variant.internal else ()),
         kind=kind,
         schedule=GateSchedule.from_fractions(job.steps, job.taper.start_fraction, job.taper.end_fraction),
         ema_rate=job.taper.ema_rate,
         anchor_weight=job.taper.anchor_weight,
     )
+    if job.variant.anchor == "relative":
+        taper.scale_loss = relative_target_loss
+    return taper
 
 
 def taper_details(trainer: Trainer) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapernorm.architectures import logits_of
 from tapernorm.util.module_modes import evaluating
+from tapernorm.util.progress import tracked
 
+from ..training.training_loss import cross_entropy
 from .loss_quantiles import comparable, quantile, rounded
 
 TAIL = 0.999
@@ -78,7 +79,7 @@ def score_rows(model: nn.Module, rows: Tensor, *, batch: int, device: torch.devi
     targets = rows.shape[1] - 1
     scores = RowScores(torch.empty(len(rows), dtype=torch.float64), torch.empty(len(rows) * targets))
     with evaluating(model):
-        for first in range(0, len(rows), batch):
+        for first in tracked(range(0, len(rows), batch), "scoring", math.ceil(len(rows) / batch)):
             ids = rows[first : first + batch].to(torch.int64).to(device)  # (B, T)
             losses = target_losses(logits_of(model, ids), ids)  # (B, T - 1)
             scores.rows[first : first + len(ids)] = losses.to(torch.float64).mean(dim=1).cpu()
@@ -88,10 +89,9 @@ def score_rows(model: nn.Module, rows: Tensor, *, batch: int, device: torch.devi
 
 def target_losses(logits: Tensor, ids: Tensor) -> Tensor:
     """Cross-entropy (B, T-1) of logits (B, T, V) at every id (B, T) but a row's first, in float32 or wider."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
     # Row by row, so that logits and their log-softmax are not both held for the whole batch.
     pairs = zip(logits, ids, strict=True)
-    return torch.stack([F.cross_entropy(z[:-1].to(wide), row[1:], reduction="none") for z, row in pairs])
+    return torch.stack([cross_entropy(z[:-1], row[1:], reduction="none") for z, row in pairs])
 
 
 def _number(value: Tensor | float) -> float | None:

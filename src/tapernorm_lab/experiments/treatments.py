@@ -1,4 +1,4 @@
-"""Beyond the paper: what the arms of a study change in a model and in its taper (`study_settings.Treatment`).
+"""Beyond the paper: what the arms of a study change in a model and in its taper (`config.study.Treatment`).
 
 model = Decoder(job.pretrain.model).initialize(...)
 prepare(model, job.treatment)
@@ -11,7 +11,6 @@ from torch import nn
 
 from tapernorm.models.decoder import Decoder
 from tapernorm.norms import TaperNorm
-from tapernorm.scale_loss import relative_target_loss
 from tapernorm.taper import Taper
 
 from ..config.study import ArmJob, Treatment
@@ -20,7 +19,6 @@ from ..models.dyt_derf import replace_norms, scale_embedding
 from ..models.logit_temperature import temper
 from ..training.validation_loss import Evaluation
 from .pretrain import attach_variant
-from .study_anchor import ScaleLossAlone
 from .taper_start_jump import ScoredTaper
 
 
@@ -53,7 +51,7 @@ def prepare(model: Decoder, treatment: Treatment | None) -> None:
 
 
 def attach_arm(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> Taper | None:
-    """Attach the taper of the arm, changed by its treatment; None for an arm that tapers nothing.
+    """Attach the taper of the arm, changed by its treatment; None for an arm with neither taper nor scale loss.
 
     Args:
         validate: scores the model as it stands; called twice, at the taper start (`ScoredTaper`), if norms are tapered.
@@ -61,15 +59,10 @@ def attach_arm(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) 
     Raises:
         UserError: a norm to be tapered is no plain one.
     """
-    treatment = job.treatment or Treatment.model_construct()
-    sites = () if treatment.sites == "final" or treatment.anchor_only else None
-    kind = ScaleLossAlone if treatment.anchor_only else ScoredTaper
-    taper = attach_variant(model, job.pretrain, sites=sites, kind=kind)
+    taper = attach_variant(model, job.pretrain, kind=ScoredTaper if job.pretrain.variant.tapers else Taper)
     if taper is None:
         return None
-    if treatment.anchor == "relative":
-        taper.scale_loss = relative_target_loss
-    if treatment.calibration == "vector":
+    if job.treatment is not None and job.treatment.calibration == "vector":
         for norm in map(model.get_submodule, taper.swapped):
             assert isinstance(norm, TaperNorm)
             make_featurewise(norm)

@@ -9,12 +9,7 @@ from typing import Any, Literal, get_args
 from tapernorm.util.errors import UserError, settings_named
 
 from ..config.load import parse
-from ..config.sections import (
-    NAME,
-    NAME_LENGTH,
-    OWN_SPLIT,
-    DataConfig,
-)
+from ..config.sections import NAME, NAME_LENGTH, OWN_SPLIT, DataConfig
 from ..data.text_files import find_files
 from ..training.gpu_slots import most_threads
 from ..training.outputs import require_kind
@@ -26,29 +21,75 @@ KIND = "taper"  # what its output folder is marked as
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for; None is a default by the model's size."""
+    """What a user asks for; `OPTIONS` says what each field means. None is a default by the model's size."""
 
-    model: str  # folder or hub name
-    data: tuple[str, ...]  # files, globs, or names of `NAMED`
+    model: str
+    data: tuple[str, ...]
     steps: int
     out: Path
-    final: bool = False  # taper the final norm too
-    sites: tuple[str, ...] | None = None  # patterns of the internal norms to taper; None: all
-    level_weight: float = 0.0  # of the loss that levels the scales at every tapered norm
-    keep_norms: bool = False  # a control: the same training with every norm kept
-    field: str = "text"  # of a JSON line or Parquet row
-    valid_fraction: float = 0.05  # of documents, held out by their hash
-    scored: tuple[tuple[str, str], ...] = ()  # (name, data): texts that are only scored
-    lr: float | None = None
-    batch: int | None = None  # rows per optimizer step
-    context: int | None = None  # tokens of a row
-    micro_batch: int | None = None  # rows per forward pass
-    seed: int = 1
+    overwrite: bool = False
+    final: bool = False
+    sites: tuple[str, ...] | None = None
+    level_weight: float = 0.0
+    keep_norms: bool = False
+    precision: Literal["float32", "bf16"] | None = None
     form: Literal["stock", "normfree"] | None = None
-    precision: Literal["float32", "bf16"] | None = None  # bf16: autocast, weights stay float32
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    scored: tuple[tuple[str, str], ...] = ()
+    field: str = "text"
+    valid_fraction: float = 0.05
+    lr: float | None = None
+    batch: int | None = None
+    context: int | None = None
+    micro_batch: int | None = None
+    seed: int = 1
     threads: int | None = None
-    overwrite: bool = False  # delete another job's output in `out`
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+OPTIONS = {  # field -> how its option is typed, as the command line describes options; its help
+    "model": ("--model PATH_OR_ID!", "folder, .gguf or hub id; never remote code"),
+    "data": (
+        "--data TEXT+!",
+        f"a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(NAMED)}",
+    ),
+    "steps": ("--steps STEPS!", "optimizer steps, at least 10"),
+    "out": ("--out DIR!", "run folder; the export is its export/"),
+    "overwrite": ("--overwrite", "delete what another job of this verb wrote into --out; nothing else"),
+    "final": ("--final", "taper the final norm too (All-Taper)"),
+    "sites": ("--sites PATTERN+", "taper only the internal norms of these names; default: all"),
+    "level_weight": ("--level X", "weight of a loss that levels token scales, in place of the scale loss; try 0.2"),
+    "keep_norms": ("--keep-norms", "a control: the same training, every norm kept"),
+    "precision": ("--precision float32|bf16", "bf16: autocast, weights stay float32; default: bf16 on a GPU"),
+    "form": ("--form stock|normfree", "of the export; default: stock where the model has it"),
+    "scored": ("--score NAME=TEXT+", "more text to score, never trained on"),
+    "field": ("--field NAME", "key or column that holds the text; default: text"),
+    "valid_fraction": ("--valid-fraction X", "of documents, held out by their hash; default: 0.05"),
+    "lr": ("--lr X", "peak learning rate; default: by the model's size"),
+    "batch": ("--batch ROWS", "rows per step; default: by the model's size"),
+    "context": ("--context TOKENS", "tokens of a row; default: the model's, at most 1024"),
+    "micro_batch": ("--micro-batch ROWS", "rows per forward pass: fewer save memory; part of what --level computes"),
+    "seed": ("--seed SEED", "default: 1"),
+    "threads": ("--threads THREADS", "CPU threads; default: all"),
+    "device": ("--device auto|cpu|cuda", "default: auto"),
+}
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # field -> what it may be where it is given, in words
+    "model": (bool, "a folder, a .gguf file or a hub name"),
+    "data": (bool, "at least one text"),
+    "steps": (lambda steps: 10 <= steps < 2**31, "at least 10 steps, which a taper needs"),
+    "lr": (lambda lr: 0 < lr < math.inf, "a finite number above 0"),
+    **dict.fromkeys(("batch", "micro_batch"), (lambda rows: 1 <= rows < 2**31, "at least 1 row")),
+    "context": (lambda tokens: 2 <= tokens < 2**31, "at least 2 tokens"),
+    "seed": (lambda seed: 0 <= seed < 2**63, "an integer from 0 to 2^63 - 1"),
+    "valid_fraction": (lambda share: 0 < share < 1, "a fraction above 0 and below 1"),
+    "level_weight": (lambda weight: 0 <= weight < math.inf, "a finite number, 0 or more"),
+    "threads": (lambda count: 1 <= count <= most_threads(), f"1 to {most_threads()} threads"),
+    "field": (bool, "the name of a key or column"),
+}
+
+
+def option_of(field: str) -> str:
+    """The option that a field of `Request` is typed as."""
+    return OPTIONS[field][0].split()[0]
 
 
 @dataclass(frozen=True)
@@ -60,43 +101,17 @@ class Texts:
     repeated: tuple[str, ...]  # what was given again
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """What an option may be where it is given."""
-
-    field: str
-    option: str
-    holds: Callable[[Any], bool]
-    words: str
-
-
-_RULES = (
-    _Rule("model", "--model", bool, "a folder, a .gguf file or a hub name"),
-    _Rule("data", "--data", bool, "at least one text"),
-    _Rule("steps", "--steps", lambda steps: 10 <= steps < 2**31, "at least 10 steps, which a taper needs"),
-    _Rule("lr", "--lr", lambda lr: 0 < lr < math.inf, "a finite number above 0"),
-    _Rule("batch", "--batch", lambda rows: 1 <= rows < 2**31, "at least 1 row"),
-    _Rule("micro_batch", "--micro-batch", lambda rows: 1 <= rows < 2**31, "at least 1 row"),
-    _Rule("context", "--context", lambda tokens: 2 <= tokens < 2**31, "at least 2 tokens"),
-    _Rule("seed", "--seed", lambda seed: 0 <= seed < 2**63, "an integer from 0 to 2^63 - 1"),
-    _Rule("valid_fraction", "--valid-fraction", lambda share: 0 < share < 1, "a fraction above 0 and below 1"),
-    _Rule("level_weight", "--level", lambda weight: 0 <= weight < math.inf, "a finite number, 0 or more"),
-    _Rule("threads", "--threads", lambda count: 1 <= count <= most_threads(), f"1 to {most_threads()} threads"),
-    _Rule("field", "--field", bool, "the name of a key or column"),
-)
-
-
 def check(request: Request) -> Texts:
     """The texts of a request that can be, as far as no model is needed to tell.
 
     Raises:
         UserError: an option is out of range or does not go with another, a text cannot be found, or a name is taken.
     """
-    for rule in _RULES:
-        value = getattr(request, rule.field)
-        if value is not None and not rule.holds(value):
+    for field, (holds, rule) in _RULES.items():
+        value = getattr(request, field)
+        if value is not None and not holds(value):
             shown = f"{value:g}" if isinstance(value, float) else repr(value)
-            raise UserError(f"{rule.option} {shown} is out of range: give {rule.words}")
+            raise UserError(f"{option_of(field)} {shown} is out of range: give {rule}")
     _require_whole_control(request)
     _require_names([name for name, _ in request.scored])
     repeated: list[str] = []
@@ -182,8 +197,6 @@ def _require_names(names: list[str]) -> None:
 
 def _require_whole_control(request: Request) -> None:
     """Raise UserError where a control is asked to taper."""
-    options = ("final", "sites", "level", "form")
-    asked = (request.final, request.sites, request.level_weight, request.form)
-    given = [f"--{option}" for option, value in zip(options, asked, strict=True) if value]
+    given = [option_of(name) for name in ("final", "sites", "level_weight", "form") if getattr(request, name)]
     if request.keep_norms and given:
         raise UserError(f"--keep-norms tapers and exports nothing, and {', '.join(given)} ask for that: leave them out")

@@ -1,7 +1,7 @@
 """Text of one's own as blocks of a model's own tokens: made once and kept, or only looked through."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,12 @@ from tapernorm.architectures import vocabulary_of
 from tapernorm.util.atomic_files import read_json, sha256_of, write_json
 from tapernorm.util.errors import settings_named
 from tapernorm.util.hashing import digest
+from tapernorm.util.progress import announced
 
 from ..config.jobs import BlocksJob, CorpusJob
 from ..config.sections import OWN_SPLIT, DataConfig
 from ..data.blocks import Blocks, require_a_row, write_blocks
-from ..data.corpus import (
-    Reading,
-    Split,
-    build_corpus,
-    read_documents,
-    told_of,
-)
+from ..data.corpus import Reading, Split, build_corpus, read_documents, told_of
 from ..data.hf_tokenizer import save_hub_tokenizer
 from ..data.manifest import read_manifest
 from ..data.passages import identity_of
@@ -151,18 +146,20 @@ def _shared(scored: Mapping[str, Collection[bytes]], trained: set[bytes]) -> See
 
 
 def _blocks_of(folder: Path, data: tuple[DataConfig, ...], tokenizer: Path, context: int) -> Path:
-    corpus_job = CorpusJob(data=data)
+    """Text into blocks, in `folder`, unless just these lie there whole."""
     blocks_job = BlocksJob(context=context, block_documents=None, max_rows=_VALID_ROWS)
-    identity = {
+    wanted = {
         "text": text_digest(data),
         "blocks": digest([blocks_job.model_dump(mode="json"), read_manifest(tokenizer, "tokenizer")["sha256"]]),
     }
-    if not _is_whole(folder / "blocks"):
-        for stage in ("text", "blocks"):  # what was made before is damaged, or only in part there
-            (folder / f"{stage}.json").unlink(missing_ok=True)
-    _once(folder, "text", identity, lambda: build_corpus(corpus_job, folder / "corpus"))
-    _once(folder, "blocks", identity, lambda: write_blocks(blocks_job, folder / "corpus", tokenizer, folder / "blocks"))
-    return folder / "blocks"
+    corpus, blocks, done = folder / "corpus", folder / "blocks", folder / "blocks.json"
+    if not done.is_file() or read_json(done) != wanted or not _is_whole(blocks):
+        done.unlink(missing_ok=True)
+        with announced(f"reading the text of {folder.name} into blocks"):
+            build_corpus(CorpusJob(data=data), corpus)
+            write_blocks(blocks_job, corpus, tokenizer, blocks)
+        write_json(done, wanted)
+    return blocks
 
 
 def text_digest(data: Sequence[DataConfig]) -> str:
@@ -177,13 +174,3 @@ def _is_whole(blocks: Path) -> bool:
     splits = read_manifest(blocks, "blocks")["splits"]
     files = {blocks / f"{name}.bin": split["sha256"] for name, split in splits.items()}
     return all(path.is_file() and sha256_of(path) == sha256 for path, sha256 in files.items())
-
-
-def _once(folder: Path, stage: str, identity: Mapping[str, str], make: Callable[[], Any]) -> None:
-    """Make a stage unless the same was made before; a new text makes its blocks anew."""
-    done = folder / f"{stage}.json"
-    wanted = identity if stage == "blocks" else {"text": identity["text"]}
-    if not done.is_file() or read_json(done) != wanted:
-        done.unlink(missing_ok=True)
-        make()
-        write_json(done, wanted)

@@ -14,10 +14,10 @@ from typing import Any
 from tapernorm.checkpoints.pretrained import commit_of, find, licence_of, model_digest, tokenizer_digest
 from tapernorm.export import Form
 from tapernorm.export import remove as remove_export
-from tapernorm.util.atomic_files import read_json, sha256_of
+from tapernorm.util.atomic_files import sha256_of
 from tapernorm.util.hashing import canonical_json
 
-from ..data.manifest import origin_of, read_manifest
+from ..data.manifest import origin_of
 from ..training.device import take_device
 from ..training.outputs import Work, output_folder
 from ..training.run_folder import data_hashes, fingerprint_of
@@ -72,16 +72,7 @@ def _work(run: TaperRun, base_digest: str) -> Work:
     text = text_digest(run.texts.corpora[HELD_OUT])
     identity = {"job": run.job.model_dump(mode="json"), "base": base_digest, "text": text}
     identity["tokenizer"] = tokenizer_digest(run.base)
-    return Work(KIND, json.loads(canonical_json(identity)), _earlier_names(run, base_digest, text))
-
-
-def _earlier_names(run: TaperRun, base_digest: str, text: str) -> tuple[str, ...]:
-    """What an earlier version, which left no mark, called this job: by the blocks in its folder, if of this text."""
-    data = run.out / "data" / HELD_OUT
-    if not (data / "text.json").is_file() or read_json(data / "text.json").get("text") != text:
-        return ()
-    hashes = data_hashes(read_manifest(data / "blocks", "blocks")) if (data / "blocks/manifest.json").is_file() else {}
-    return (fingerprint_of(run.job, {**hashes, "base": base_digest}),)
+    return Work(KIND, json.loads(canonical_json(identity)))
 
 
 def _weights(run: Path) -> str | None:

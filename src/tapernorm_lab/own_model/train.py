@@ -17,6 +17,7 @@ from tapernorm.util.provenance import code_commit
 
 from ..data.blocks import Blocks
 from ..data.tokenizers import open_tokenizer
+from ..training.norm_driver import norms_told
 from ..training.plan import Optimisation, plan_on_blocks
 from ..training.run_folder import train_in
 from ..training.trainer import Trainer
@@ -28,7 +29,7 @@ from .scale_warnings import LEVEL, look_at
 from .scores import SCORES
 
 LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
-_TOLD = (SCORES, "spread.json", LAST_GOOD)  # of one run's weights
+_DERIVED = (SCORES, "spread.json", LAST_GOOD)  # of one run's weights
 
 
 def train(
@@ -81,8 +82,8 @@ def train(
         job,
         fingerprint,
         make_trainer,
-        lambda trainer: {"base": facts} | _norms(trainer),
-        told=_TOLD,
+        lambda trainer: {"base": facts} | norms_told(trainer.driver),
+        derived=_DERIVED,
     )
 
 
@@ -122,15 +123,3 @@ def _salvage(
     settings = {"job": run.job.model_dump(mode="json"), "steps": steps}
     write_json(kept / STORY, {"base": facts, **settings, "provenance": {"commit": commit}})
     return f"Its norms were gone by then: `tapernorm export --model {kept} …` exports the last good model"
-
-
-def _norms(trainer: Trainer) -> dict[str, Any]:
-    """What result.json says of the norms."""
-    driver = trainer.driver
-    if driver is None:
-        return {"norms": {}, "scale_target": None}
-    assert driver.scale_target is not None
-    return {
-        "norms": {site: {"c": value} for site, value in driver.constants.items()},
-        "scale_target": driver.scale_target.item(),
-    }

@@ -142,7 +142,7 @@ class Product:
     def kinds(self) -> tuple[str, ...]:
         """Of the files that are published of it."""
         if self.is_figure:
-            return ("csv", "pdf", "png")
+            return ("csv", "md", "pdf", "png", "tex")
         return ("csv", "md") if self.name == CLAIMS else ("csv", "md", "tex")
 
     @property

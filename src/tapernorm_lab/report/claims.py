@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..config import published
 from ..config.jobs import ClaimsJob
-from ..config.sections import VARIANT_LABELS, VARIANTS
+from ..config.variants import PAPER_VARIANTS, VARIANT_LABELS
 from . import evidence
 from .frames.decoding import Bench
 from .frames.gpt2_summary import table3_rows
@@ -25,7 +25,7 @@ from .verdicts import (
 
 Row = dict[str, Any]
 
-ANCHORED = tuple(variant for variant in VARIANTS if variant != "all")  # by the final norm or by the scale loss
+ANCHORED = tuple(v.name for v in PAPER_VARIANTS if v.anchored or not v.final)  # by the final norm or by the scale loss
 FOLD_TOLERANCE = 1e-4  # nats/token: a hundredth of the smallest gap that the paper reports of a loss near 1.5
 RADIAL_WITH, RADIAL_WITHOUT = 1e-4, 1e-2  # |cos| between gradient and stream; a random direction has about d^-1/2
 

@@ -9,14 +9,15 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ..config import published
+from ..config.variants import PAPER_VARIANTS
 from .engine import statistics as stats
 from .frames.decoding import Bench
 from .frames.gpt2_summary import published_gap
 from .tables.table2_decoding import NAIVE
 from .verdicts import Estimate
 
-NORMED = ("baseline", "internal", "internal_aux")  # variants that keep the final norm
-NORMLESS = ("all", "all_aux")
+NORMED = tuple(variant.name for variant in PAPER_VARIANTS if not variant.final)  # they keep the final norm
+NORMLESS = tuple(variant.name for variant in PAPER_VARIANTS if variant.final)
 LATE = 0.1  # of the logged steps: the end of training, where the gate is nearly shut
 
 Found = tuple[list[Estimate], str, str]  # estimates, how the setting is unlike the claim's, what is missing

@@ -1,6 +1,7 @@
-"""A table as a page of HTML that needs nothing but itself, to be read in a browser."""
+"""A table, or a figure, as a page of HTML that needs nothing but itself, to be read in a browser."""
 
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -9,19 +10,25 @@ from tapernorm.util.atomic_files import write_text
 
 from .table import ABSENT, Column, Table
 
+# Every rule names the class: Snakemake's report shows pages also as parts of its first page, in a list that it centres,
+# so that the top of a long one is out of reach; and beside its graph of rules, in a column too narrow for them.
 _STYLE = """
-body { margin: 1.5em; font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
-p { max-width: 60em; }
-table { border-collapse: collapse; border-top: 2px solid #1a1a1a; border-bottom: 2px solid #1a1a1a; }
-th, td { padding: .25em .7em; vertical-align: top; text-align: right; white-space: nowrap; }
-th { font-weight: 600; border-bottom: 1px solid #1a1a1a; vertical-align: bottom; }
-th.group { text-align: center; border-bottom: 1px solid #999; }
-.l { text-align: left; }
-.wide { white-space: normal; min-width: 16em; max-width: 30em; }
-tbody tr:nth-child(even) { background: #f6f6f6; }
-tbody.published { border-top: 1px solid #1a1a1a; color: #555; }
-code { font-family: ui-monospace, monospace; white-space: pre-wrap; }
-li { max-width: 70em; }
+.tapernorm { padding: 1.5em; font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
+ul .tapernorm { width: 68em; }
+.h-screen:has(ul .tapernorm) { align-items: flex-start; }
+.py-2 .tapernorm { display: none; }
+.tapernorm p { max-width: 60em; }
+.tapernorm img { max-width: 60em; width: 100%; }
+.tapernorm table { width: auto; border-collapse: collapse; border: solid #1a1a1a; border-width: 2px 0; }
+.tapernorm th, .tapernorm td { padding: .25em .7em; vertical-align: top; text-align: right; white-space: nowrap; }
+.tapernorm th { font-weight: 600; border-bottom: 1px solid #1a1a1a; vertical-align: bottom; }
+.tapernorm th.group { text-align: center; border-bottom: 1px solid #999; }
+.tapernorm .l { text-align: left; }
+.tapernorm .wide { white-space: normal; min-width: 16em; max-width: 30em; }
+.tapernorm tbody tr:nth-child(even) { background: #f6f6f6; }
+.tapernorm tbody.published { border-top: 1px solid #1a1a1a; color: #555; }
+.tapernorm code { font-family: ui-monospace, monospace; white-space: pre-wrap; }
+.tapernorm li { max-width: 70em; }
 """
 _WIDE = 48  # characters, from which on a column's cells are broken into lines
 
@@ -31,14 +38,24 @@ def write(table: Table, folder: Path) -> None:
     write_text(folder / f"{table.name}.html", page(table))
 
 
+def write_figure(caption: str, stem: Path) -> None:
+    """Write `stem`.html: the picture `stem`.png, which the page holds, above its caption."""
+    picture = b64encode(stem.with_suffix(".png").read_bytes()).decode()
+    lines = [f'<img alt="{escape(stem.name)}" src="data:image/png;base64,{picture}">', f"<p>{escape(caption)}</p>"]
+    write_text(stem.with_suffix(".html"), _document(stem.name, lines))
+
+
+def _document(title: str, lines: Iterable[str]) -> str:
+    head = f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+    start = ["<!DOCTYPE html>", head, f'<style>{_STYLE}</style></head><body><main class="tapernorm">']
+    return "\n".join([*start, *lines, "</main></body></html>"]) + "\n"
+
+
 def page(table: Table) -> str:
     """The table between its caption and its notes, with others' numbers set apart."""
     rows = [*table.rows, *table.published]
     classes = [_class_of(column, [row[i] for row in rows]) for i, column in enumerate(table.columns)]
     lines = [
-        "<!DOCTYPE html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(table.name)}</title>',
-        f"<style>{_STYLE}</style></head><body>",
         f"<p>{escape(table.caption)}</p>",
         f'<table id="{escape(table.name)}">',
         *_head(table.columns, classes),
@@ -47,9 +64,9 @@ def page(table: Table) -> str:
         "</table>",
         "<ul>",
         *(f"<li>{escape(note)}</li>" for note in table.notes),
-        "</ul></body></html>",
+        "</ul>",
     ]
-    return "\n".join(lines) + "\n"
+    return _document(table.name, lines)
 
 
 def _class_of(column: Column, cells: Sequence[str]) -> str:

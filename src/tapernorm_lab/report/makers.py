@@ -5,19 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-
-from tapernorm.util.errors import UserError
 
 from ..config.study_runs import StageJob
 from . import claims, table
 from .catalogue import CLAIMS, MEASURED, OWN_FILES, OWN_STAGE, SOURCES, TAPERS, Product
-from .figures import decoding as decode_figure
-from .figures import figure1_2_curves as curves
-from .figures import finetuning as gpt2_figure
-from .figures import odd_inputs as odd_figure
-from .figures import scale_target, token_scales
-from .figures import study_stages as stage_figure
+from .figures.decoding import FIGURE_DECODE
+from .figures.figure import Drawing, save
+from .figures.finetuning import FIGURE_FINETUNE
+from .figures.odd_inputs import FIGURE_S3
+from .figures.pretraining import FIGURE1A, FIGURE1B, FIGURE2
+from .figures.study_stages import draw_stage
+from .figures.token_scales import FIGURE_SPREAD
 from .frames import decoding, gpt2, inference_graph, odd_inputs, own_models, pretraining, study_stages
 from .read_json import stored
 from .table import Table
@@ -29,8 +27,6 @@ from .tables import table1_pretraining as pretraining_table
 from .tables import table2_decoding as decode_tables
 from .tables import table3_gpt2 as gpt2_tables
 from .tables import table4_5_settings as settings_tables
-
-Drawing = tuple[Figure, pd.DataFrame]  # with what it draws
 
 
 def _read_stage(files: Sequence[Path], job: StageJob) -> pd.DataFrame:
@@ -65,22 +61,6 @@ READERS: dict[str, Callable[[Sequence[Path], Any], Any]] = {  # source -> its ro
 }
 
 
-def _told(job: Any) -> dict[str, Any]:
-    return {"run": job.run, "caption": job.caption}
-
-
-def _scales_of(found: own_models.OwnRows, label: str) -> Drawing:
-    return token_scales.figure_spread(found.spread_of(label), run=f"{found.run}, {label}", caption=found.caption)
-
-
-def _figure_of(found: pd.DataFrame, job: StageJob) -> Drawing:
-    """The figure of a stage, of the kind that its setting `figure` names."""
-    if job.stage.figure is None:
-        raise UserError(f"stage {job.stage.name} has no figure: its setting `figure` is null")
-    make = {"window": stage_figure.stage_figure, "scale_target": scale_target.target_figure}
-    return make[job.stage.figure](found, job)
-
-
 MAKERS: dict[str, Callable[[Any, Any], Table | Drawing]] = {  # name -> it, from its rows and the job, or own label
     "table1": pretraining_table.table1,
     "table2": decode_tables.table2,
@@ -98,14 +78,14 @@ MAKERS: dict[str, Callable[[Any, Any], Table | Drawing]] = {  # name -> it, from
     "table_{stage}": stage_tables.stage_table,
     "scores": own_tables.scores_table,
     "norms_{stage}": own_tables.norms_table,
-    "figure1a": lambda found, job: curves.figure1a(found[1], labels=job.labels, **_told(job)),
-    "figure1b": lambda found, job: curves.figure1b(found[1], labels=job.labels, **_told(job)),
-    "figure2": lambda found, job: curves.figure2(found[1], labels=job.labels, **_told(job)),
-    "figure_decode": lambda found, job: decode_figure.figure_decode(found, **_told(job)),
-    "figure_finetune": lambda found, job: gpt2_figure.figure_finetune(found.curves, found.removals, **_told(job)),
-    "figure_S3": lambda found, job: odd_figure.figure_s3(found, **_told(job)),
-    "figure_{stage}": _figure_of,
-    "figure_spread_{stage}": _scales_of,
+    "figure1a": FIGURE1A.draw,
+    "figure1b": FIGURE1B.draw,
+    "figure2": FIGURE2.draw,
+    "figure_decode": FIGURE_DECODE.draw,
+    "figure_finetune": FIGURE_FINETUNE.draw,
+    "figure_S3": FIGURE_S3.draw,
+    "figure_{stage}": draw_stage,
+    "figure_spread_{stage}": FIGURE_SPREAD.draw,
 }
 
 
@@ -138,7 +118,7 @@ class Rows:
 
 
 def make(product: Product, found: Rows) -> Table | Drawing:
-    """The table, or the figure with what it draws."""
+    """The table, or the figure with what it draws and its caption."""
     return MAKERS[product.pattern](found.of(product), product.job or product.stage)
 
 
@@ -148,4 +128,4 @@ def write(product: Product, found: Rows, results: Path, drawings: Path) -> None:
     if isinstance(made, Table):
         table.write(made, results if product.name == CLAIMS else results / "tables", product.kinds)
     else:
-        curves.save(*made, drawings / product.name)
+        save(made, drawings / product.name)

@@ -135,13 +135,11 @@ def config_contents(config: Config) -> Contents:
 def _training(config: Config, source: str) -> Part:
     cells = config.pretrain_cells()
     places = [f"pretrain/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells]
-    places += [
-        f"fold/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells if variant != "baseline"
-    ]
+    places += [f"fold/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells if variant.tapers]
 
     def require(results: Path) -> None:
         found = rows.read(results / "rows")[0]
-        wanted = {cell: digest(canonical_json(config.pretrain_job(*cell))) for cell in cells}
+        wanted = {(str(v), *cell): digest(canonical_json(config.pretrain_job(v, *cell))) for v, *cell in cells}
         _require_jobs(found.to_dict("records"), rows.JOB, wanted)
 
     return Part(source, SOURCES[source].files, partial(origin.collect_below, places), require)

@@ -16,8 +16,7 @@ from tapernorm.util.errors import UserError
 
 from . import provenance as origin
 from .catalogue import Product
-from .figures import figure1_2_curves as figures
-from .figures import finetuning as gpt2_figure
+from .figures import finetuning, pretraining
 from .makers import Rows, write
 from .parts import (
     CONFIG,
@@ -31,8 +30,8 @@ LARGEST = 1_000_000  # bytes of a published file
 PROVENANCE = "provenance.csv"
 _COLUMNS = ("part", *origin.COLUMNS, "published_at")
 _CURVES = {
-    "rows/curves.csv": figures.CURVES,
-    "gpt2_rows/curves.csv": gpt2_figure.CURVES,
+    "rows/curves.csv": pretraining.CURVES,
+    "gpt2_rows/curves.csv": finetuning.CURVES,
 }  # file -> columns that are kept
 
 

@@ -5,8 +5,8 @@ the constant is right for that token. The maps behind a norm are at least quadra
 norm lets out ten times too large comes back thousands of times too large a few blocks later, and overflows.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -69,11 +69,11 @@ def find_overflow(model: nn.Module, tokens: Tensor) -> Overflow | None:
 
         return hook
 
-    with _hooks() as handles:
+    with ExitStack() as hooks:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_hook(watch(name or "the model"), with_kwargs=True))
+            hooks.callback(module.register_forward_hook(watch(name or "the model"), with_kwargs=True).remove)
             if isinstance(module, TaperNorm):
-                handles.append(module.register_forward_pre_hook(follow(name, module)))
+                hooks.callback(module.register_forward_pre_hook(follow(name, module)).remove)
         logits_of(model, tokens)
     return Overflow(found[0], grown[0] if grown else None) if found else None
 
@@ -90,13 +90,3 @@ def _finite(tree: object) -> bool:
     """Whether every floating-point tensor in it is."""
     tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
-
-
-@contextmanager
-def _hooks() -> Iterator[list[torch.utils.hooks.RemovableHandle]]:
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    try:
-        yield handles
-    finally:
-        for handle in handles:
-            handle.remove()

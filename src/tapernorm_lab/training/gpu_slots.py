@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,14 +25,7 @@ _POLL_S = 1.0  # no call waits for the first of several locks
 
 
 @contextmanager
-def device_slot(
-    device: str,
-    jobs_per_gpu: int = 1,
-    *,
-    whole: int = 0,
-    devices: Sequence[str] | None = None,
-    folder: Path | None = None,
-) -> Iterator[str | None]:
+def device_slot(device: str, jobs_per_gpu: int = 1, *, whole: int = 0) -> Iterator[str | None]:
     """Hold a slot of one GPU while inside, and make that GPU the only one that CUDA sees; yields its name.
 
     Waits, and says so, while every slot is taken. Does nothing, and yields None, for device `cpu`, where no GPU is
@@ -43,15 +36,11 @@ def device_slot(
         device: hardware.device: auto, cpu or cuda.
         jobs_per_gpu: slots of each device.
         whole: hold all slots of so many devices in place of one slot, for a job that leaves no room for others.
-        devices: names to choose from, as CUDA_VISIBLE_DEVICES takes them; None: what this machine shows.
-        folder: where the lock files are; None: one per user and machine, under /tmp.
 
     Raises:
-        UserError: there are fewer devices than `whole`, or the folder belongs to somebody else.
+        UserError: there are fewer devices than `whole`, or the folder of the locks belongs to somebody else.
     """
-    if device == "cpu" or _RANK in os.environ:
-        devices = []
-    names = visible_devices(os.environ) if devices is None else devices
+    names = [] if device == "cpu" or _RANK in os.environ else visible_devices(os.environ)
     if not names:
         yield None
         return
@@ -60,17 +49,15 @@ def device_slot(
         raise UserError(f"hardware.devices_per_job is {whole}, and this process may use {have}: ask for as many")
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "CUDA has started: it would not see the device chosen here"
-    chosen, locks = _wait(names, jobs_per_gpu, whole, _lock_folder() if folder is None else folder)
-    before = os.environ.get(VISIBLE)
-    os.environ[VISIBLE] = ",".join(chosen)
-    try:
-        yield os.environ[VISIBLE]
-    finally:
-        _release(locks)
-        if before is None:
+    before = {VISIBLE: os.environ[VISIBLE]} if VISIBLE in os.environ else {}
+    chosen, locks = _wait(names, jobs_per_gpu, whole)
+    with locks:
+        os.environ[VISIBLE] = ",".join(chosen)
+        try:
+            yield os.environ[VISIBLE]
+        finally:
             del os.environ[VISIBLE]
-        else:
-            os.environ[VISIBLE] = before
+            os.environ.update(before)
 
 
 def most_threads() -> int:
@@ -87,12 +74,9 @@ def visible_devices(environment: Mapping[str, str]) -> list[str]:
     listed = _listed_uuids()
     if VISIBLE not in environment:
         return listed
-    names = takewhile(_is_device, (name.strip() for name in environment[VISIBLE].split(",")))
+    words = (word.strip() for word in environment[VISIBLE].split(","))
+    names = takewhile(lambda word: word.isdigit() or word.startswith(("GPU-", "MIG-")), words)
     return [listed[int(name)] if name.isdigit() and int(name) < len(listed) else name for name in names]
-
-
-def _is_device(name: str) -> bool:
-    return name.isdigit() or name.startswith(("GPU-", "MIG-"))
 
 
 def _listed_uuids() -> list[str]:
@@ -112,49 +96,42 @@ def _lock_folder() -> Path:
     return folder
 
 
-def _wait(names: Sequence[str], jobs_per_gpu: int, whole: int, folder: Path) -> tuple[list[str], list[int]]:
-    """(devices, descriptors of their locked files), as soon as they are free."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _wait(names: Sequence[str], jobs_per_gpu: int, whole: int) -> tuple[list[str], ExitStack]:
+    """(devices, what holds their locks), as soon as they are free."""
+    folder = _lock_folder()
     files = {name: [folder / f"{name.replace('/', '-')}.slot{slot}" for slot in range(jobs_per_gpu)] for name in names}
     # One slot: a second job comes to a device when every device has its first.
-    slots = [(name, files[name][slot : slot + 1]) for slot in range(jobs_per_gpu) for name in names]
+    slots = [(name, [files[name][slot]]) for slot in range(jobs_per_gpu) for name in names]
     choices, wanted = (list(files.items()), whole) if whole else (slots, 1)
     told = False
     while True:
-        chosen, locks, holders = [], [], []
-        for name, paths in choices:
-            taken, holder = _try_locks(paths)
-            if not taken:
-                holders.append(f"{name} by {holder}")
-                continue
-            chosen.append(name)
-            locks += taken
-            if len(chosen) == wanted:
-                return chosen, locks
-        _release(locks)  # all or none: two jobs that each kept a part would wait for each other
+        chosen: list[str] = []
+        holders: list[str] = []
+        with ExitStack() as locks:  # all or none: two jobs that each kept a part would wait for each other
+            for name, paths in choices:
+                with ExitStack() as of_device:
+                    holder = next(filter(None, (_lock(path, of_device) for path in paths)), None)
+                    if holder is None:
+                        chosen.append(name)
+                        locks.enter_context(of_device.pop_all())
+                    else:
+                        holders.append(f"{name} by {holder}")
+                if len(chosen) == wanted:
+                    return chosen, locks.pop_all()
         if not told:
             told = True
             print(f"waiting for {wanted} free GPU(s): {'; '.join(holders)}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
 
 
-def _try_locks(paths: Sequence[Path]) -> tuple[list[int], str]:
-    """(descriptors of these files, now locked, or none of them; who holds one)."""
-    locks, me = [], f"process {os.getpid()} on {platform.node()}"
-    for path in paths:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        locks.append(lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(lock, 200).decode() or "another process"
-            _release(locks)
-            return [], holder
-        os.truncate(lock, 0)
-        os.write(lock, me.encode())
-    return locks, me
-
-
-def _release(locks: Sequence[int]) -> None:
-    for lock in locks:
-        os.close(lock)
+def _lock(path: Path, held: ExitStack) -> str | None:
+    """Lock a file for as long as `held` lives; who holds it, if somebody else does."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    held.callback(os.close, lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(lock, 200).decode() or "another process"
+    os.truncate(lock, 0)
+    os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
+    return None

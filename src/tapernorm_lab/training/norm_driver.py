@@ -10,35 +10,22 @@ from torch import Tensor
 
 from tapernorm.norms import Form
 from tapernorm.taper import Taper
-from tapernorm.token_mask import TokenMask
 
 
 class NormDriver(Protocol):
     """Drives the norms of one model; what it does at optimizer step k is a function of k and of its state."""
 
     @property
-    def tokens(self) -> TokenMask:
-        """Which tokens of the last forward pass count."""
-        ...
+    def constants(self) -> dict[str, float]: ...  # for each norm's per-token scale; NaN until frozen
 
     @property
-    def constants(self) -> dict[str, float]:
-        """The constant that stands for each norm's per-token scale; NaN until frozen."""
-        ...
+    def forms(self) -> int: ...  # of the norms over a run: the graphs that torch.compile builds of the training step
 
     @property
-    def forms(self) -> int:
-        """How many forms the norms take over a run: the graphs that torch.compile builds of the training step."""
-        ...
-
-    @property
-    def scale_target(self) -> Tensor | None:
-        """s_tgt of the fixed-target scale loss, a scalar; None where there is no such loss."""
-        ...
+    def scale_target(self) -> Tensor | None: ...  # s_tgt of the fixed-target scale loss, a scalar; None: no such loss
 
     def set_step(self, step: int) -> None:
         """Bring the norms into their form at optimizer step `step`, before that step's forward pass."""
-        ...
 
     def observe(self) -> AbstractContextManager[None]:
         """Collect statistics in the training passes of one optimizer step; one update at its end."""
@@ -54,7 +41,6 @@ class NormDriver(Protocol):
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise UserError where the optimizer lacks a parameter of these norms."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """What the model's own state dict does not hold, as plain tensors and numbers."""
@@ -62,7 +48,6 @@ class NormDriver(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        ...
 
 
 class TaperDriver:
@@ -72,10 +57,8 @@ class TaperDriver:
 
     def __init__(self, taper: Taper) -> None:
         self.taper = taper
-
-    @property
-    def tokens(self) -> TokenMask:
-        return self.taper.tokens
+        self.set_step, self.observe, self.check = taper.set_step, taper.observe, taper.check
+        self.state_dict, self.load_state_dict = taper.state_dict, taper.load_state_dict
 
     @property
     def constants(self) -> dict[str, float]:
@@ -84,12 +67,6 @@ class TaperDriver:
     @property
     def scale_target(self) -> Tensor:
         return self.taper.scale_target
-
-    def set_step(self, step: int) -> None:
-        self.taper.set_step(step)
-
-    def observe(self) -> AbstractContextManager[None]:
-        return self.taper.observe()
 
     def auxiliary_loss(self, tokens: Tensor) -> Tensor:
         """The scale loss, which needs no tokens."""
@@ -100,16 +77,17 @@ class TaperDriver:
         target = self.taper.scale_target.item()
         return {"gate": self.taper.gate.item(), "scale_target": None if math.isnan(target) else target}
 
-    def check(self, optimizer: torch.optim.Optimizer) -> None:
-        self.taper.check(optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.taper.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.taper.load_state_dict(state)
-
 
 def driver_of(changes: Taper | NormDriver | None) -> NormDriver | None:
     """What drives the norms, as the trainer takes it: a taper in its adapter, FakeLN as it is, None for no change."""
     return TaperDriver(changes) if isinstance(changes, Taper) else changes
+
+
+def norms_told(driver: NormDriver | None, constant: str = "c") -> dict[str, Any]:
+    """What result.json says of the norms: the constant of each, by this name, and the scale target."""
+    target = None if driver is None else driver.scale_target
+    constants = {} if driver is None else driver.constants
+    return {
+        "norms": {site: {constant: value} for site, value in constants.items()},
+        "scale_target": None if target is None else target.item(),
+    }

@@ -41,12 +41,11 @@ def joined(devices: int, device: torch.device) -> Iterator[None]:
     Raises:
         UserError: another number was started.
     """
-    started = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
-    _require(devices, started)
+    require_ranks(devices, int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1)
     if devices == 1:
         yield
         return
-    _die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # when the launcher dies
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -65,9 +64,14 @@ def leads() -> bool:
     return rank() == 0
 
 
-def require_ranks(devices: int) -> None:
-    """Raise UserError where other than `devices` processes train."""
-    _require(devices, count())
+def require_ranks(devices: int, started: int | None = None) -> None:
+    """Raise UserError where other than `devices` processes train; started: so many, or as many as have met."""
+    started = count() if started is None else started
+    if devices != started:
+        raise UserError(
+            f"hardware.devices_per_job is {devices} and {started} process{'es' * (started > 1)} train: the verbs of "
+            f"`tapernorm` start as many as it says, or start them yourself: torchrun --nproc-per-node {devices}"
+        )
 
 
 def share_of(rows: Tensor) -> Tensor:
@@ -100,8 +104,6 @@ def dealt(items: Iterable[T]) -> Iterator[T]:
 def asked_to_stop() -> Signals | None:
     """The signal that asked this process or another rank to stop; on all ranks, or on none of them."""
     asked = requested()
-    if count() == 1:
-        return asked
     return (asked or Signals.SIGTERM) if gathered([float(asked is not None)]).any() else None
 
 
@@ -156,19 +158,6 @@ def from_leader(make: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return value
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to stop this process when the one that started it, and holds the devices, is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _require(devices: int, started: int) -> None:
-    if devices != started:
-        raise UserError(
-            f"hardware.devices_per_job is {devices} and {started} process{'es' * (started > 1)} train: the verbs of "
-            f"`tapernorm` start as many as it says, or start them yourself: torchrun --nproc-per-node {devices}"
-        )
 
 
 def start_ranks(devices: int, words: Sequence[str], *, program: str) -> bool:

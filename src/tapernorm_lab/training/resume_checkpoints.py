@@ -56,12 +56,11 @@ class Checkpoints:
         files = self._files()
         while files:
             path = files.pop()
-            if sha256_of(path)[:_DIGITS] != path.name.split(".")[1]:
-                instead = f"falling back to {files[-1].name}" if files else "starting anew"
-                print(f"checkpoint {path} is damaged and removed; {instead}", file=sys.stderr)
-                path.unlink()  # else it would count as one of the two that are kept
-                continue
-            return path
+            if sha256_of(path)[:_DIGITS] == path.name.split(".")[1]:
+                return path
+            instead = f"falling back to {files[-1].name}" if files else "starting anew"
+            print(f"checkpoint {path} is damaged and removed; {instead}", file=sys.stderr)
+            path.unlink()  # else it would count as one of the two that are kept
         return None
 
     def load(self, path: Path) -> tuple[int, dict[str, Any]]:

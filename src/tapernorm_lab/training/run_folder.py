@@ -1,4 +1,4 @@
-"""The shell of every training job: one process per folder, resume, publication of the results (method.md section 9).
+"""The run folder of a training job: one process at a time, resume, publication of the results (method.md section 9).
 
 A running job keeps `resume/{fingerprint}/` beside its results: checkpoints and growing metrics. Workflow engines delete
 declared outputs before each start, so none of these is declared. The folder belongs to one job (`outputs`): another job
@@ -19,14 +19,7 @@ import torch
 
 from tapernorm.checkpoints.store import save
 from tapernorm.models.decoder import parameter_count
-from tapernorm.util.atomic_files import (
-    discard,
-    read_json,
-    remove_partials,
-    sha256_of,
-    whole_file,
-    write_json,
-)
+from tapernorm.util.atomic_files import discard, read_json, remove_partials, sha256_of, whole_file, write_json
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import canonical_json, digest
 from tapernorm.util.provenance import code_commit, provenance
@@ -89,7 +82,7 @@ def train_in(
     make_trainer: Callable[[], Trainer],
     details: Callable[[Trainer], dict[str, Any]],
     *,
-    told: Sequence[str] = (),
+    derived: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run (or resume) the trainer that `make_trainer` builds; publish into `out`, which is held.
 
@@ -97,109 +90,80 @@ def train_in(
         kind: what result.json says it is.
         fingerprint: digest of all that defines the numbers; checkpoints of others never load.
         details: what result.json holds besides the job, its values and its provenance.
-        told: what may lie in `out` that others made from the results: an earlier run's is removed.
+        derived: what may lie in `out` that was made from the results: an earlier run's is removed.
 
     Returns the result, on every rank that trains, of which rank 0 alone writes.
 
     Raises:
         UserError: result.json is damaged, `out` was deleted or moved meanwhile, or the run diverged.
     """
-    if (done := from_leader(lambda: _done(out, fingerprint))) is not None:
+    if (done := from_leader(lambda: _finished(out, fingerprint))) is not None:
         return done
     commit = code_commit()  # of what runs here: by the end of a long training, other code may lie in its place
     trainer = make_trainer()
     score = trainer.run()
-    facts = {"fingerprint": fingerprint, "commit": commit}
-    return from_leader(lambda: _publish(kind, job, out, facts, trainer, score, details(trainer), told))
 
-
-def _done(out: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The result in `out`, if it is this job's and whole."""
-    if (result := finished(out, fingerprint)) is not None:
-        too_late()
-        print(f"{out} holds this very run, finished: nothing to do", file=sys.stderr)
-        discard(out / "resume")
-        return result
-    remove_partials(out / "resume" / fingerprint)
-    return None
-
-
-def _publish(
-    kind: str,
-    job: Strict,
-    out: Path,
-    facts: dict[str, Any],
-    trainer: Trainer,
-    score: Evaluation,
-    details: dict[str, Any],
-    told: Sequence[str],
-) -> dict[str, Any]:
-    """Write the results of a run into `out`, result.json last; `facts` go into its provenance."""
-    require_folders()
-    (out / "result.json").unlink(missing_ok=True)  # an earlier run's: it vouches for the files beside it
-    for name in told:
-        discard(out / name)
-    with whole_file(out / "metrics.jsonl") as temporary:
-        shutil.copyfile(trainer.plan.folder / "metrics.jsonl", temporary)
-    save(trainer.model, out)
-    result = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": kind,
-        "job": job.model_dump(mode="json"),
-        "values": _values(trainer, score),
-        **details,
-        "files": described_files(out, (*RESULT_FILES[:-1], "generation_config.json")),
-        "config": read_json(out / "config.json"),
-        "provenance": provenance(
+    def publish() -> dict[str, Any]:
+        described = {"kind": kind, "job": job.model_dump(mode="json"), "values": _values(trainer, score)}
+        described |= details(trainer)
+        origin = provenance(
             config_hash=digest(canonical_json(job)),
-            device=_device_name(trainer.device),
+            device=torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else "cpu",
             hardware=trainer.plan.hardware.model_dump(mode="json"),
             seed=trainer.plan.seed,
-            **facts,
-        ),
-    }
-    too_late()  # the results of a job that fails are deleted by workflow engines, and its checkpoints go now
-    write_json(out / "result.json", result)
-    discard(out / "resume")
-    return result
+            fingerprint=fingerprint,
+            commit=commit,
+        )
+        return _publish(out, trainer, described, origin, derived)
+
+    return from_leader(publish)
 
 
-def finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
+def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
     """The result in `out`, if it is this run's and its files are whole; a damaged config.json is written again.
 
     Raises:
         UserError: result.json is damaged.
     """
-    path = out / "result.json"
-    if not path.is_file():
-        return None
-    result = read_json(path)
-    if not isinstance(result, dict) or "provenance" not in result:
-        raise UserError(f"{path} is damaged: put back a copy, or delete it and run the job again, which trains anew")
-    if result["provenance"].get("fingerprint") != fingerprint:
-        return None
-    if "diverged" in result:
-        return None  # its marker says so again
-    for name in damaged_files(out, result):
-        if name == "config.json" and "config" in result:
-            write_json(out / name, result["config"])
-        else:
+    remove_partials(out / "resume" / fingerprint)
+    result = read_json(out / "result.json") if (out / "result.json").is_file() else None
+    if result is None or result["provenance"].get("fingerprint") != fingerprint or "diverged" in result:
+        return None  # nothing, another run's, or one whose marker says again that it diverged
+    for name, entry in result["files"].items():
+        if _is_whole(out / name, entry):
+            continue
+        if name != "config.json":
             print(f"{out / name} is missing or damaged: the run is trained again", file=sys.stderr)
             return None
+        write_json(out / name, result["config"])
+    too_late()
+    print(f"{out} holds this very run, finished: nothing to do", file=sys.stderr)
+    discard(out / "resume")
     return result
 
 
-def described_files(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Name -> size and sha256 of those of these files that are there, for a result."""
-    there = {name: folder / name for name in names if (folder / name).is_file()}
-    return {name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for name, path in there.items()}
-
-
-def damaged_files(folder: Path, result: Mapping[str, Any]) -> list[str]:
-    """Names of the files that are not what the result beside them says; one of an earlier version says less."""
-    known: Mapping[str, Any] = result.get("files", {})
-    missing = [name for name in RESULT_FILES[:-1] if not known and not (folder / name).is_file()]
-    return missing + [name for name, entry in known.items() if not _is_whole(folder / name, entry)]
+def _publish(
+    out: Path, trainer: Trainer, described: dict[str, Any], origin: dict[str, Any], derived: Sequence[str]
+) -> dict[str, Any]:
+    """Write the results of a run into `out`, result.json last."""
+    require_folders()
+    for name in ("result.json", *derived):  # an earlier run's: it vouches for the files beside it
+        discard(out / name)
+    with whole_file(out / "metrics.jsonl") as temporary:
+        shutil.copyfile(trainer.plan.folder / "metrics.jsonl", temporary)
+    save(trainer.model, out)
+    paths = [out / name for name in (*RESULT_FILES[:-1], "generation_config.json") if (out / name).is_file()]
+    result = {
+        "schema_version": SCHEMA_VERSION,
+        **described,
+        "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths},
+        "config": read_json(out / "config.json"),
+        "provenance": origin,
+    }
+    too_late()  # the results of a job that fails are deleted by workflow engines, and its checkpoints go now
+    write_json(out / "result.json", result)
+    discard(out / "resume")
+    return result
 
 
 def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
@@ -243,7 +207,3 @@ def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,9 +1,8 @@
 """Asked to stop (SIGTERM from a scheduler, SIGINT from Ctrl-C), a training finishes its micro-batch.
 
-A step with more micro-batches to come is dropped, and the same command does it again.
-
-Outside `until_safe` such a signal raises `Stopped` at once; inside, it waits until the code there looks at `requested`.
-A second signal ends the process where it stands, for those who cannot wait; its checkpoints are whole all the same.
+A step with more micro-batches to come is dropped, and the same command does it again. Outside `until_safe` such a
+signal raises `Stopped` at once; inside, it waits until the code there looks at `requested`. A second signal ends the
+process where it stands, for those who cannot wait; its checkpoints are whole all the same.
 """
 
 import os
@@ -11,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -32,12 +32,12 @@ class Stopped(BaseException):
         self.exit_code = 128 + received
 
 
+@dataclass
 class _State:
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self.received_at = 0.0
-        self.waiting = False  # inside `until_safe`
-        self.too_late = False
+    received: signal.Signals | None = None
+    received_at: float = 0.0
+    waiting: bool = False  # inside `until_safe`
+    too_late: bool = False
 
 
 _state = _State()
@@ -46,12 +46,6 @@ _state = _State()
 def requested() -> signal.Signals | None:
     """The signal that asked this process to stop, if any."""
     return _state.received
-
-
-def check() -> None:
-    """Raise Stopped if this process was asked to stop."""
-    if _state.received is not None:
-        raise Stopped(_state.received)
 
 
 def too_late() -> None:
@@ -75,13 +69,14 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def until_safe() -> Iterator[None]:
-    """Inside, a signal is only noted: the code there asks `requested`, and calls `check` where it can stop."""
+    """Inside, a signal is only noted: the code there asks `requested`. Its end raises `Stopped` where one was."""
     _state.waiting = True
     try:
         yield
     finally:
         _state.waiting = False
-    check()
+    if _state.received is not None:
+        raise Stopped(_state.received)
 
 
 def _receive(number: int, frame: FrameType | None) -> None:

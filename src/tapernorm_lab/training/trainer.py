@@ -21,10 +21,11 @@ from tapernorm.scale_loss import ScaleProbe
 from tapernorm.taper import Taper
 from tapernorm.util.atomic_files import read_json, write_json
 from tapernorm.util.distributed import rank, sum_over_ranks
+from tapernorm.util.progress import Progress
 from tapernorm.util.rng import seed_dropout
 
 from .find_overflow import Diverged, find_overflow
-from .metrics import MetricsFile, NoMetrics, Progress, StepMeter, gradient_norm, parameter_groups
+from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
 from .plan import Plan
 from .ranks import asked_to_stop, from_leader, leads, require_ranks, share_of, stop_if_asked, sum_gradients
@@ -74,8 +75,8 @@ class Trainer:
         """
         self._refuse_known_divergence()
         start = self._resume()
-        metrics = self._metrics(start) if leads() else NoMetrics()
-        progress = Progress(self.plan.label, start=start, total=self.plan.steps, shown=leads())
+        metrics = self._metrics(start)
+        progress = Progress(self.plan.label, self.plan.steps, start=start, shown=leads())
         self.model.train()
         try:
             with until_safe():
@@ -95,7 +96,7 @@ class Trainer:
                     self._validate(k, metrics)
                     stop = asked_to_stop()
                     self._checkpoint(k + 1, metrics, now=stop is not None)
-                    progress.update(k + 1, row["loss"], row["gate"])
+                    progress.update(k + 1, loss=f"{row['loss']:.3f}", gate=f"{row['gate']:.2f}")
                     if stop is not None:
                         raise Stopped(stop)
         finally:
@@ -184,7 +185,9 @@ class Trainer:
         self.elapsed_s += took
         return row | {"tokens_per_s": self.plan.tokens_per_step / took, "elapsed_s": self.elapsed_s}
 
-    def _metrics(self, start: int) -> MetricsFile:
+    def _metrics(self, start: int) -> MetricsFile | NoMetrics:
+        if not leads():
+            return NoMetrics()
         path = self.plan.folder / "metrics.jsonl"
         return MetricsFile(path, keep_bytes=self._metrics_bytes, events=self.plan.events, step=start)
 

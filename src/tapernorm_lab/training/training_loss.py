@@ -26,6 +26,17 @@ def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows, targets
 
 
+def cross_entropy(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Nats of targets (..., T) by logits (..., T, V), in float32 or wider; `IGNORED` targets do not count.
+
+    Args:
+        reduction: mean or sum, a scalar; none: a loss for each target, (... T,).
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    flat = logits.flatten(0, -2).to(wide)
+    return F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+
+
 def checkpoint_activations(model: nn.Module) -> None:
     """Keep no activation inside a block: each block runs again in the backward pass, with the same dropout."""
     if isinstance(model, Decoder):
@@ -40,8 +51,7 @@ def training_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(CE, weighted auxiliary loss, logits (B, T, V)) of tokens (B, T): the function that `compile: true` compiles."""
     logits = logits_of(model, inputs)
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    ce = F.cross_entropy(logits.flatten(0, 1).to(wide), targets.flatten(), ignore_index=IGNORED)
+    ce = cross_entropy(logits, targets)
     aux = ce.new_zeros(()) if driver is None else driver.auxiliary_loss(inputs)
     return ce, aux, logits
 

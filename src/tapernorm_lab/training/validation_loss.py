@@ -1,17 +1,19 @@
 """Validation cross-entropy over a whole token stream, or over blocks (method.md section 11)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapernorm.architectures import logits_of
 from tapernorm.util.distributed import sum_over_ranks
+from tapernorm.util.module_modes import evaluating
+from tapernorm.util.progress import tracked
 
-from .ranks import dealt
+from .ranks import dealt, leads
+from .training_loss import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -55,51 +57,33 @@ def scoring_windows(tokens: Tensor, *, context: int, batch: int) -> Iterator[tup
 
 
 def evaluate(
-    model: nn.Module | Callable[[Tensor], Tensor],
-    tokens: Tensor,
-    *,
-    text_bytes: int,
-    context: int,
-    batch: int,
-    device: torch.device,
+    model: nn.Module, tokens: Tensor, *, text_bytes: int, context: int, batch: int, device: torch.device
 ) -> Evaluation:
-    """Score a token stream (n,) in non-overlapping windows; all targets but the first token count.
-
-    `model` maps ids (b, t) to logits (b, t, V); see `cross_entropy_sum`.
-    """
-    nats = cross_entropy_sum(model, scoring_windows(tokens, context=context, batch=batch), device)
+    """Score a token stream (n,) in non-overlapping windows; all targets but the first token count."""
+    windows = scoring_windows(tokens, context=context, batch=batch)
+    nats = _cross_entropy_sum(model, windows, device, total=math.ceil((len(tokens) - 1) / context / batch))
     return Evaluation(nats, len(tokens) - 1, text_bytes)
 
 
 def evaluate_blocks(model: nn.Module, rows: Tensor, *, batch: int, device: torch.device) -> Evaluation:
     """Score blocks (n, T), each by itself: T - 1 targets a row, every row counted."""
     pieces = ((part, part[:, 1:]) for part in (some.to(torch.int64) for some in rows.split(batch)))
-    nats = cross_entropy_sum(model, pieces, device)
+    nats = _cross_entropy_sum(model, pieces, device, total=math.ceil(len(rows) / batch))
     return Evaluation(nats, rows.shape[0] * (rows.shape[1] - 1), None)
 
 
 @torch.no_grad()
-def cross_entropy_sum(
-    model: nn.Module | Callable[[Tensor], Tensor], pieces: Iterable[tuple[Tensor, Tensor]], device: torch.device
+def _cross_entropy_sum(
+    model: nn.Module, pieces: Iterable[tuple[Tensor, Tensor]], device: torch.device, *, total: int
 ) -> float:
-    """Nats of all targets, in float32 or wider; pieces are ids (b, t) and the targets (b, s <= t) of their first s.
+    """Nats of all targets; pieces, about `total`, are ids (b, t) and the targets (b, s <= t) of their first s.
 
-    A module is put into eval mode for the pass and back. The ranks that train it deal the pieces out among them.
+    The model is in eval mode for the pass. The ranks that train it deal the pieces out among them.
     """
-    module = model if isinstance(model, nn.Module) else None
-    training = module is not None and module.training
-    if module is not None:
-        module.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
-    try:
-        for inputs, targets in dealt(pieces):
-            ids = inputs.to(device)
-            logits = model(ids) if module is None else logits_of(module, ids)
-            logits = logits[:, : targets.shape[1]].flatten(0, 1)
-            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            nats += F.cross_entropy(wide, targets.to(device).flatten(), reduction="sum")
-    finally:
-        if module is not None:
-            module.train(training)
+    with evaluating(model):
+        for inputs, targets in dealt(tracked(pieces, "validation", total, shown=leads())):
+            logits = logits_of(model, inputs.to(device))[:, : targets.shape[1]]
+            nats += cross_entropy(logits, targets.to(device), reduction="sum")
     sum_over_ranks([nats])
     return nats.item()

@@ -1,5 +1,6 @@
 """The command line: instant help, one job however it is named, one clear line per error, nothing half-written."""
 
+import argparse
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ import tapernorm
 import tapernorm_lab.experiments.machine
 import tapernorm_lab.experiments.pretrain
 from tapernorm.util.hashing import canonical_json
+from tapernorm_lab.cli.arguments import options
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.config.jobs import BenchJob
 from tapernorm_lab.config.load import load_config
@@ -89,6 +91,22 @@ def test_what_cannot_be_parsed_shows_the_usage(arguments: list[str], capsys) -> 
     assert "usage: tapernorm" in capsys.readouterr().err
 
 
+def test_options_are_described_as_they_are_typed() -> None:
+    table = dict.fromkeys(("NAME?", "--out DIR!", "--kind a|b:b", "--n N:3", "--more X=Y*", "--x X"), "")
+    table["--all"] = "100 %"
+    parser = argparse.ArgumentParser()
+    options(parser, table)
+    bare = {"name": None, "all": False, "kind": "b", "n": 3, "more": None, "x": None}
+    assert vars(parser.parse_args(["--out", "o"])) == {**bare, "out": Path("o")}
+    words = ["x", "--out", "o", "--all", "--kind", "a", "--n", "5", "--more", "p=q", "r=s", "--x", "1e-3"]
+    given = {"name": "x", "out": Path("o"), "all": True, "kind": "a", "n": 5, "more": ["p=q", "r=s"], "x": 1e-3}
+    assert vars(parser.parse_args(words)) == given
+    assert "100 %" in parser.format_help()
+    for wrong in (["--all"], ["--out", " "], ["--out", "o", "--n", "0"], ["--out", "o", "--kind", "c"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(wrong)
+
+
 # --- jobs ---
 
 
@@ -132,7 +150,7 @@ def test_a_job_and_a_config_name_the_same_job(called: list, variant: str) -> Non
 )
 def test_a_job_takes_no_option_that_would_choose_one(verb: str, needs: list, option: list, tmp_path, capsys) -> None:
     said = complaint(capsys, [verb, *needs, "--job", "{}", *option, "--out", str(tmp_path / "out")])
-    assert "a --job names its own" in said
+    assert f"a --job, which names its own settings, takes no {option[0]}" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -155,6 +173,26 @@ def test_a_run_from_the_command_line_scores_and_can_be_evaluated(tokens: Path, t
     assert found["tokens"] == 100
 
 
+def test_a_verb_tells_in_one_line_what_it_wrote_and_how_long_it_took(tmp_path: Path, capsys) -> None:
+    published = ["--results", str(ROOT / "results/published/demo"), "--out", str(tmp_path)]
+    assert main(["table", "table4", "--config", str(ROOT / "config/demo.yaml"), *published]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    files = ", ".join(str(tmp_path / f"table4.{kind}") for kind in ("csv", "md", "tex", "html"))
+    assert re.fullmatch(rf"tapernorm table: output in {re.escape(files)} \(\d+\.\d s\)", line)
+    assert main(["plan", "--config", CONFIG]) == 0
+    assert capsys.readouterr().err == ""  # it writes nothing
+
+
+def test_a_stage_that_the_study_lacks_is_one_line_with_those_it_has() -> None:
+    bin_ = Path(sys.executable).parent
+    words = ["make", f"VENV={bin_.parent}", "-o", f"{bin_.parent}/.ready"]  # which is not to be made
+    done = subprocess.run([*words, "study", "STAGE=S9"], cwd=ROOT, capture_output=True, text=True, check=False)
+    said, *_ = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "'S9'" in said
+    assert {"S0", "S1", "S2", "S3", "S4"} <= set(said.split())
+
+
 # --- errors ---
 
 
@@ -175,7 +213,7 @@ REFUSED = {
     "a job without hardware": (["--job", JOB], "needs --hardware"),
     "hardware that is not JSON": (["--job", JOB, "--hardware", "cpu"], "--hardware is not JSON"),
     "a job and a setting": (["--job", JOB, "--hardware", HARD, "--set", "train.lr=1"], "--set changes a --config"),
-    "a job and a cell": (["--job", JOB, "--hardware", HARD, "--seed", "0"], "--seed choose a job of a --config file"),
+    "a job and a cell": (["--job", JOB, "--hardware", HARD, "--seed", "0"], "settings, takes no --seed"),
 }
 
 
@@ -385,36 +423,39 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, er
 
 
 RUN = ["--config", CONFIG, "--out", "o"]
+BLOCKS = ["evaluate", "--model", "m", "--blocks", "a=b"]
 TOGETHER = {
-    "a text in blocks is made from --tokenizer": ["tokens", *RUN, "--text", "train", "--corpus", "c"],
-    "a filtered text is made from --rows, --seen": ["tokens", *RUN, "--text", "stdlib_filtered"],
+    "a text in blocks needs --tokenizer": ["tokens", *RUN, "--text", "train", "--corpus", "c"],
+    "a filtered text needs --rows, --seen": ["tokens", *RUN, "--text", "stdlib_filtered"],
     "a filtered text takes no --corpus": [
         *("tokens", *RUN, "--text", "stdlib_filtered", "--rows", "r", "--seen", "s", "--corpus", "c"),
     ],
     "a token stream takes no --seen": ["tokens", *RUN, "--corpus", "c", "--tokenizer", "t", "--seen", "s"],
-    "a tokenizer that is trained is made from --corpus": ["tokenizer", *RUN, "--gpt2"],
-    "the published tokenizer gpt2 takes no --corpus": [
+    "a tokenizer that is trained needs --corpus": ["tokenizer", *RUN, "--gpt2"],
+    "a published tokenizer takes no --corpus": [
         *("tokenizer", "--config", str(ROOT / "config/paper.yaml"), "--gpt2", "--corpus", "c", "--out", "o"),
     ],
-    "--size and --variant choose models of different kinds": ["pretrain", *RUN, "--size", "tiny", "--variant", "all"],
-    "--stage and --variant, --width choose": ["pretrain", *RUN, *CELL, "--stage", "S1"],
+    "a model chosen by --size takes no --variant": ["pretrain", *RUN, "--size", "tiny", "--variant", "all"],
+    "a model chosen by --stage takes no --variant, --width": ["pretrain", *RUN, *CELL, "--stage", "S1"],
     "GPT-2 tiny takes no --tokens": ["pretrain", *RUN, "--size", "tiny", "--blocks", "b", "--tokens", "t"],
     "a model that is pre-trained takes no --blocks": ["pretrain", *RUN, *CELL, "--tokens", "t", "--blocks", "b"],
-    "give one of them": ["evaluate", "--model", "m", "--tokens", "t", "--blocks", "a=b"],
-    "--split: only with --tokens": ["evaluate", "--model", "m", "--blocks", "a=b", "--split", "train"],
-    "--seed: only with --models": ["evaluate", "--model", "m", "--tokens", "t", "--seed", "0"],
-    "--models needs --tokenizer": ["evaluate", "--models", "baseline=m", "--tokens", "t", *RUN],
+    "on --tokens or on --blocks": ["evaluate", "--model", "m"],
+    "a score on --tokens takes no --blocks": ["evaluate", "--model", "m", "--tokens", "t", "--blocks", "a=b"],
+    "a score on --tokens takes no --seed": ["evaluate", "--model", "m", "--tokens", "t", "--seed", "0"],
+    "a score on --blocks needs --tokenizer, --out": [*BLOCKS],
+    "a score on --blocks takes no --split": [*BLOCKS, "--tokenizer", "t", "--out", "o", "--split", "train"],
+    "a score on --models needs --tokenizer": ["evaluate", "--models", "baseline=m", "--tokens", "t", *RUN],
     "no table 'table9'; there are table1": ["table", "table9", *RUN],
     "no figure 'table1'; there are figure1a": ["figure", "table1", *RUN],
     "name the config of the run": ["table", "table1", "--out", "o"],
-    "name a figure and its folder": ["figure", "figure2", "--config", CONFIG],
-    "leave NAME out": ["figure", "figure2", "--published", "demo"],
-    "--figures: only with --published": ["figure", "figure2", *RUN, "--figures", "f"],
+    "needs --out": ["figure", "figure2", "--config", CONFIG],
+    "--published takes no NAME": ["figure", "figure2", "--published", "demo"],
+    "takes no --figures": ["figure", "figure2", *RUN, "--figures", "f"],
     "no rows 'table1'; there are training": ["rows", "table1", "--out", "o"],
-    "rows training is made from RESULT": ["rows", "training", "--run", "r", "--out", "o"],
+    "rows training needs RESULT": ["rows", "training", "--run", "r", "--out", "o"],
     "rows training takes no --tokens": ["rows", "training", "f", "--run", "r", "--tokens", "t", "--out", "o"],
-    "rows study_S1 is made from --results": ["rows", "study_S1", *RUN],
-    "--any-code: only with --publish": ["compare", "--run", "demo", "--any-code"],
+    "rows study_S1 needs --results": ["rows", "study_S1", *RUN],
+    "a comparison takes no --any-code": ["compare", "--run", "demo", "--any-code"],
 }
 
 

@@ -34,7 +34,7 @@ def test_an_arm_that_equals_a_pre_training_is_that_run(config):
 def test_an_arm_that_equals_an_earlier_stages_is_that_run(config):
     found = homes(config)
     assert found["S1", "internal_50_75", 1] == found["S4", "internal_50_75", 1] == "study/S1/internal_50_75/seed1"
-    assert found["S4", "internal_relative", 1] == "study/S4/internal_relative/seed1"  # the same but for its treatment
+    assert found["S4", "internal_relative", 1] == "study/S4/internal_relative/seed1"  # the same but for its anchor
 
 
 def test_spelling_out_the_configs_own_settings_makes_no_other_run():
@@ -48,7 +48,8 @@ def test_spelling_out_the_configs_own_settings_makes_no_other_run():
         {"set": {"train.lr": 1.0001e-3}},
         {"set": {"taper.anchor_weight": 0.2}},
         {"set": {"steps": 41}},
-        {"treatment": {"anchor": "relative"}},
+        {"anchor": "relative"},
+        {"treatment": {"temperature": True}},
     ],
 )
 def test_any_difference_makes_another_run(change):

@@ -1,24 +1,25 @@
 """Arms and treatments: what they may change, what identifies them, and that what picks a setting does not report it."""
 
 import itertools
+from typing import get_args
 
 import pytest
 import yaml
 from places import ROOT
-from training import make_job
+from training import make_arm, make_job
 
 from tapernorm.util.errors import UserError
-from tapernorm.util.hashing import canonical_json
+from tapernorm.util.hashing import canonical_json, digest
 from tapernorm_lab.config.load import ConfigError, load_config, parse
 from tapernorm_lab.config.run import Config
 from tapernorm_lab.config.study import (
-    Arm,
     ArmJob,
     NormReplacement,
     Stage,
     Treatment,
     changed,
 )
+from tapernorm_lab.config.variants import Anchor, TaperedNorms, Variant
 
 CPU, TEST = ROOT / "config/cpu.yaml", ROOT / "config/test.yaml"
 DYT = NormReplacement(kind="dyt", alpha_init=0.5, attention_alpha_init=0.7, embedding_scale=True)
@@ -38,7 +39,7 @@ def study_of(**changes):
 
 def test_an_arm_changes_what_it_sets_and_nothing_else():
     plain = make_job("all_aux")
-    arm = Arm(name="later", label="Later", variant="all_aux", set={"taper.start_fraction": 0.5, "train.lr": 3e-3})
+    arm = make_arm("all_aux", name="later", label="Later", set={"taper.start_fraction": 0.5, "train.lr": 3e-3})
     expected = make_job("all_aux", start_fraction=0.5, lr=3e-3)
     assert arm.job(plain) == ArmJob(pretrain=expected, treatment=None)
     assert expected != plain
@@ -54,13 +55,13 @@ def test_an_arm_sets_numbers_of_its_training_alone(name):
 
 
 def test_a_baseline_has_no_taper_to_set():
-    with pytest.raises(ValueError, match=r"variant 'baseline' cannot set taper.start_fraction; it has steps"):
+    with pytest.raises(ValueError, match=r"variant baseline cannot set taper.start_fraction; it has steps"):
         changed(make_job("baseline"), {"taper.start_fraction": 0.5})
 
 
 def test_an_impossible_setting_is_refused_with_its_stage_and_arm():
-    arms = [{"name": "baseline", "label": "B", "variant": "baseline"}]
-    late = {"name": "late", "label": "L", "variant": "all_aux", "set": {"taper.start_fraction": 1.5}}
+    arms = [{"name": "baseline", "label": "B", "taper": "none", "anchor": "none"}]
+    late = {"name": "late", "label": "L", "taper": "all", "anchor": "absolute", "set": {"taper.start_fraction": 1.5}}
     assert "stage S1, arm late: 1 validation error" in study_of(arms=[*arms, late])
     assert "taper.start_fraction" in study_of(arms=[*arms, late])
     late["set"] = {"taper.start_fraction": 0.5}
@@ -71,55 +72,82 @@ def test_a_treatment_changes_something():
     with pytest.raises(ValueError, match="changes nothing: leave it null"):
         Treatment()
     with pytest.raises(ValueError, match="changes nothing: leave it null"):
-        Treatment(anchor="absolute", temperature=False)
+        Treatment(calibration="scalar", temperature=False)
     assert Treatment(temperature=True).temperature
 
 
 def test_what_a_treatment_leaves_as_it_is_is_no_part_of_its_identity():
     """A field that a later version adds must not part an arm from its runs."""
-    assert canonical_json(Treatment(anchor="relative")) == '{"anchor":"relative"}'
+    assert canonical_json(Treatment(calibration="vector")) == '{"calibration":"vector"}'
     assert canonical_json(Treatment(norm=DYT)) == canonical_json({"norm": DYT.model_dump()})
     assert canonical_json(DYT) == (
         '{"alpha_init":0.5,"attention_alpha_init":0.7,"embedding_scale":true,"kind":"dyt"}'  # no final gain in it
     )
     gained = NormReplacement.model_validate({**DYT.model_dump(), "final_gain_init": 8})
     assert canonical_json(gained) != canonical_json(DYT)
-    others = Treatment(sites="final"), Treatment(anchor_only=True), Treatment(norm=gained)
-    for treatment in (Treatment(anchor="relative", calibration="vector"), *others):
+    for treatment in (Treatment(temperature=True, calibration="vector"), Treatment(norm=gained)):
         assert Treatment.model_validate(treatment.model_dump()) == treatment
 
 
+NAMES = {Variant(taper, anchor).name for taper in get_args(TaperedNorms) for anchor in get_args(Anchor)}
 FITS = {
     "norm": (Treatment(norm=DYT), {"baseline"}),
-    "temperature": (Treatment(temperature=True), {"baseline", "internal", "internal_aux", "all", "all_aux"}),
-    "embedding_scale": (Treatment(embedding_scale=True), {"baseline", "internal", "internal_aux", "all", "all_aux"}),
-    "sites": (Treatment(sites="final"), {"all", "all_aux"}),
-    "calibration": (Treatment(calibration="vector"), {"internal", "internal_aux", "all", "all_aux"}),
-    "anchor": (Treatment(anchor="relative"), {"internal_aux", "all_aux"}),
-    "anchor_only": (Treatment(anchor_only=True), {"internal_aux"}),
+    "temperature": (Treatment(temperature=True), NAMES),
+    "embedding_scale": (Treatment(embedding_scale=True), NAMES),
+    "calibration": (Treatment(calibration="vector"), NAMES - {"baseline", "baseline_aux", "baseline_relative"}),
 }
 
 
 @pytest.mark.parametrize("name", FITS)
-@pytest.mark.parametrize("variant", ["baseline", "internal", "internal_aux", "all", "all_aux"])
-def test_a_treatment_goes_with_variants_that_have_what_it_changes(name, variant):
+def test_a_treatment_goes_with_variants_that_have_what_it_changes(name):
     treatment, fitting = FITS[name]
-    if variant in fitting:
-        assert ArmJob(pretrain=make_job(variant), treatment=treatment).treatment == treatment
-    else:
-        with pytest.raises(ValueError, match=f"variant '{variant}' does not go with its treatment: {name}"):
-            ArmJob(pretrain=make_job(variant), treatment=treatment)
+    for variant in NAMES:
+        if variant in fitting:
+            assert ArmJob(pretrain=make_job(variant), treatment=treatment).treatment == treatment
+        else:
+            with pytest.raises(ValueError, match=f"variant {variant} does not go with its treatment: {name}"):
+                ArmJob(pretrain=make_job(variant), treatment=treatment)
 
 
-def test_a_rival_brings_its_own_embedding_scale_and_final_gain():
+WRITTEN = {  # variant -> that of the paper and the treatment which its jobs are written with
+    "baseline": ("baseline", None),
+    "baseline_aux": ("internal_aux", {"anchor_only": True}),
+    "baseline_relative": ("internal_aux", {"anchor_only": True, "anchor": "relative"}),
+    "internal": ("internal", None),
+    "internal_aux": ("internal_aux", None),
+    "internal_relative": ("internal_aux", {"anchor": "relative"}),
+    "final": ("all", {"sites": "final"}),
+    "final_aux": ("all_aux", {"sites": "final"}),
+    "final_relative": ("all_aux", {"sites": "final", "anchor": "relative"}),
+    "all": ("all", None),
+    "all_aux": ("all_aux", None),
+    "all_relative": ("all_aux", {"anchor": "relative"}),
+}
+
+
+@pytest.mark.parametrize("treatment", [None, Treatment(temperature=True)])
+def test_a_job_is_written_as_finished_runs_have_it_and_read_back(treatment):
+    """The hash of this text names the runs of a study: another spelling would train them again."""
+    assert WRITTEN.keys() == NAMES
+    for variant, (paper, more) in WRITTEN.items():
+        job = ArmJob(pretrain=make_job(variant), treatment=treatment)
+        written = job.model_dump(mode="json")
+        own = {} if treatment is None else {"temperature": True}
+        assert (written["pretrain"]["variant"], written["treatment"] or {}) == (paper, {**(more or {}), **own})
+        assert ArmJob.model_validate(written) == job
+
+
+def test_the_hash_of_a_job_stays():
+    jobs = [load_config(CPU).arm_job(stages()["S1c"], arm, 11) for arm in stages()["S1c"].arms]
+    hashes = {arm.name: digest(canonical_json(job)) for arm, job in zip(stages()["S1c"].arms, jobs, strict=True)}
+    assert hashes["anchor_only_05"] == "105dee496f244a6d"  # of the published rows
+    assert hashes["anchor_only_05_relative"] == "03efa79fed966969"
+
+
+def test_a_norm_replacement_brings_its_own_embedding_scale_and_final_gain():
     for own in ({"embedding_scale": True}, {"final_gain_init": 8.0}):
-        with pytest.raises(ValueError, match="does not go with its treatment: embedding_scale and final_gain_init of"):
+        with pytest.raises(ValueError, match="its treatment: norm has embedding_scale and final_gain_init"):
             ArmJob(pretrain=make_job("baseline"), treatment=Treatment.model_validate({"norm": DYT, **own}))
-
-
-def test_the_scale_loss_alone_has_nothing_to_calibrate():
-    with pytest.raises(ValueError, match="does not go with its treatment: anchor_only tapers nothing"):
-        ArmJob(pretrain=make_job("internal_aux"), treatment=Treatment(anchor_only=True, calibration="vector"))
 
 
 @pytest.mark.parametrize("name", ["S0", "S3", "S3x", "figures", "oddities", "trials", "positions"])
@@ -129,14 +157,14 @@ def test_a_stage_takes_no_name_that_a_rule_of_its_own_has(name):
 
 
 def test_faults_of_a_stage_are_told():
-    arm = {"name": "one", "label": "One", "variant": "baseline"}
+    arm = {"name": "one", "label": "One", "taper": "none", "anchor": "none"}
     assert "the baseline of stage S1 is 'two', and its arms are ['one']" in study_of(arms=[arm], baseline="two")
     assert "arms of stage S1: one given twice" in study_of(arms=[arm, arm], baseline="one")
     assert "seeds of stage S1: 1 given twice" in study_of(seeds=[1, 1])
     assert "no width 17 in this config" in study_of(d_model=17)
     assert "stages of the study: S4 given twice" in study_of(name="S4")
     assert "study.0.name" in study_of(name="a/b")
-    assert "study.0.arms.0.nam: unknown key; valid keys here are label, name" in study_of(arms=[{**arm, "nam": "x"}])
+    assert "study.0.arms.0.nam: unknown key; valid keys here are anchor, label" in study_of(arms=[{**arm, "nam": "x"}])
     assert study_of() == ""
 
 
@@ -176,9 +204,9 @@ def test_s1_crosses_every_start_with_every_later_end_for_both_variants():
     windows = [(s, e) for s, e in itertools.product((0.05, 0.3, 0.5), (0.5, 0.7, 0.85, 1.0)) if e > s]
     wanted = {(v, *window) for v in ("internal_aux", "all_aux") for window in windows}
     found = [
-        (arm.variant, arm.set["taper.start_fraction"], arm.set["taper.end_fraction"])
+        (arm.variant.name, arm.set["taper.start_fraction"], arm.set["taper.end_fraction"])
         for arm in arms
-        if arm.variant != "baseline"
+        if arm.variant.tapers
     ]
     assert len(found) == len(wanted) == 22
     assert set(found) == wanted
@@ -193,12 +221,11 @@ def test_the_shipped_searches_use_seeds_of_their_own():
 
 
 def test_the_controls_are_there():
-    plain = [arm.set for arm in stages()["S1c"].arms if arm.variant == "baseline" and arm.treatment is None]
-    treated = [arm.treatment for arm in stages()["S1c"].arms if arm.treatment is not None]
+    arms = stages()["S1c"].arms
+    plain = [arm.set for arm in arms if arm.variant.plain and arm.treatment is None]
     assert len({rates.get("train.lr") for rates in plain}) >= 3
-    assert any(t.temperature for t in treated)
-    assert any(t.sites == "final" for t in treated)
-    assert any(t.anchor_only for t in treated)
+    assert any(arm.treatment and arm.treatment.temperature for arm in arms)
+    assert {"final_relative", "baseline_aux", "baseline_relative"} <= {arm.variant.name for arm in arms}
 
 
 def test_what_s4_varies_is_varied_for_baseline_too():
@@ -206,19 +233,19 @@ def test_what_s4_varies_is_varied_for_baseline_too():
     assert stages()["S4"].seeds == stages()["S1c"].seeds
     varied = ("train.lr", "train.clip_norm")
     sets = {plain: set() for plain in (True, False)}
-    for arm in (*stages()["S4"].arms, *(arm for arm in stages()["S1c"].arms if arm.variant == "baseline")):
-        sets[arm.variant == "baseline"] |= {(key, arm.set[key]) for key in varied if key in arm.set}
+    for arm in (*stages()["S4"].arms, *(arm for arm in stages()["S1c"].arms if arm.variant.plain)):
+        sets[arm.variant.plain] |= {(key, arm.set[key]) for key in varied if key in arm.set}
     assert sets[True] == sets[False] != set()
 
 
-RIVALS = ("S2search", "S2")
+REPLACING = ("S2search", "S2")
 
 
-def test_rivals_of_s2_were_searched_for_with_their_final_gain_and_as_published():
-    arms = {name: [arm for arm in stages()[name].arms if arm.treatment and arm.treatment.norm] for name in RIVALS}
+def test_norm_replacements_of_s2_were_searched_for_with_their_final_gain_and_as_published():
+    arms = {name: [arm for arm in stages()[name].arms if arm.treatment and arm.treatment.norm] for name in REPLACING}
     gains = {"S2search": (None, 8.0), "S2": (8.0,)}
-    for stage in RIVALS:
+    for stage in REPLACING:
         found = {(arm.treatment.norm.kind, arm.treatment.norm.final_gain_init) for arm in arms[stage]}
         assert found == {(kind, gain) for kind in ("dyt", "derf") for gain in gains[stage]}
-    tried, reported = ({canonical_json(arm.job(make_job("baseline"))) for arm in arms[stage]} for stage in RIVALS)
+    tried, reported = ({canonical_json(arm.job(make_job("baseline"))) for arm in arms[stage]} for stage in REPLACING)
     assert reported <= tried

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import synthetic_bench
-from training import HARDWARE, make_job, write_stream
+from training import HARDWARE, make_arm, make_job, write_stream
 
 from tapernorm.checkpoints.store import load
 from tapernorm.models.decoder import Decoder
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import canonical_json, digest
 from tapernorm_lab.cli.main import main
-from tapernorm_lab.config.study import Arm, ArmJob, Stage
+from tapernorm_lab.config.study import ArmJob, Stage
 from tapernorm_lab.config.study_runs import ArmRun, StageJob
 from tapernorm_lab.data.token_stream import TokenStream
 from tapernorm_lab.experiments.speed.inference_graph import inspect_inference, inspect_stage
@@ -24,16 +24,16 @@ from tapernorm_lab.report.table import ABSENT, markdown
 from tapernorm_lab.report.tables import inference_graph as oddities_table
 
 SEEDS = (1, 2)
-RIVAL = {"alpha_init": 0.5, "attention_alpha_init": 0.8, "embedding_scale": True}
-ARMS: list[dict[str, Any]] = [
-    {"name": "baseline", "label": "Baseline", "variant": "baseline"},
-    {"name": "internal", "label": "Internal-Taper (+aux)", "variant": "internal_aux"},
-    {"name": "all", "label": "All-Taper (+aux)", "variant": "all_aux"},
-    {"name": "dyt", "label": "DyT", "variant": "baseline", "treatment": {"norm": {"kind": "dyt", **RIVAL}}},
-    {"name": "derf", "label": "Derf", "variant": "baseline", "treatment": {"norm": {"kind": "derf", **RIVAL}}},
-    {"name": "warm", "label": "Temperature", "variant": "baseline", "treatment": {"temperature": True}},
-    {"name": "wild", "label": "Absurd", "variant": "baseline", "set": {"train.lr": 1e20}},
-]
+REPLACED = {"alpha_init": 0.5, "attention_alpha_init": 0.8, "embedding_scale": True}
+ARMS = (
+    make_arm("baseline", name="baseline", label="Baseline"),
+    make_arm("internal_aux", name="internal", label="Internal-Taper (+aux)"),
+    make_arm("all_aux", name="all", label="All-Taper (+aux)"),
+    make_arm("baseline", name="dyt", label="DyT", treatment={"norm": {"kind": "dyt", **REPLACED}}),
+    make_arm("baseline", name="derf", label="Derf", treatment={"norm": {"kind": "derf", **REPLACED}}),
+    make_arm("baseline", name="warm", label="Temperature", treatment={"temperature": True}),
+    make_arm("baseline", name="wild", label="Absurd", set={"train.lr": 1e20}),
+)
 LEFT = {  # norms, tanh, erf, exp of two layers and the final place
     "baseline": (5, 0, 0, 0),
     "internal": (1, 0, 0, 0),
@@ -49,14 +49,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageJob, Path, Path]
     """The stage's job, its results and the token streams; every run is a real one."""
     folder = tmp_path_factory.mktemp("stage")
     streams = write_stream(folder / "tokens")
-    arms = tuple(Arm.model_validate(arm) for arm in ARMS)
     stage = Stage(
-        name="S2", title="Rivals", search=False, figure=None, d_model=12, seeds=SEEDS, baseline="baseline", arms=arms
+        name="S2", title="Rivals", search=False, figure=None, d_model=12, seeds=SEEDS, baseline="baseline", arms=ARMS
     )
     runs = []
-    for arm in arms:
+    for arm in ARMS:
         for seed in SEEDS:
-            job: ArmJob = arm.job(make_job(arm.variant, seed=seed))
+            job: ArmJob = arm.job(make_job(arm.variant.name, seed=seed))
             where = f"study/S2/{arm.name}/seed{seed}"
             run_arm(job, streams, folder / where, HARDWARE)
             runs.append(ArmRun(arm=arm.name, seed=seed, folder=where, config_hash=digest(canonical_json(job))))

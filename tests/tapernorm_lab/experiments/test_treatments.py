@@ -24,9 +24,9 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import canonical_json
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.study import ArmJob, Treatment
+from tapernorm_lab.config.variants import Variant
 from tapernorm_lab.experiments.fold_run import fold_run
 from tapernorm_lab.experiments.pretrain import pretrain
-from tapernorm_lab.experiments.study_anchor import ScaleLossAlone
 from tapernorm_lab.experiments.study_arm import run_arm
 from tapernorm_lab.experiments.taper_start_jump import ScoredTaper
 from tapernorm_lab.experiments.treatments import attach_arm, prepare
@@ -35,20 +35,20 @@ from tapernorm_lab.models.dyt_derf import DynamicErf, DynamicTanh, ScaledEmbeddi
 from tapernorm_lab.models.logit_temperature import Tempered
 from tapernorm_lab.training.validation_loss import Evaluation, evaluate_blocks
 
-RIVAL = {"alpha_init": 0.5, "attention_alpha_init": 0.8, "embedding_scale": True}
+REPLACED = {"alpha_init": 0.5, "attention_alpha_init": 0.8, "embedding_scale": True}
 TREATMENTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # name -> variant, treatment
     "none": ("all_aux", None),
-    "dyt": ("baseline", {"norm": {"kind": "dyt", **RIVAL}}),
-    "derf": ("baseline", {"norm": {"kind": "derf", **RIVAL}}),
+    "dyt": ("baseline", {"norm": {"kind": "dyt", **REPLACED}}),
+    "derf": ("baseline", {"norm": {"kind": "derf", **REPLACED}}),
     "start": ("baseline", {"embedding_scale": True, "final_gain_init": 8.0}),
     "temperature": ("baseline", {"temperature": True}),
-    "final": ("all_aux", {"sites": "final"}),
-    "relative": ("all_aux", {"anchor": "relative"}),
+    "final": ("final_aux", None),
+    "relative": ("all_relative", None),
     "vector": ("all_aux", {"calibration": "vector"}),
-    "anchor_only": ("internal_aux", {"anchor_only": True}),
-    "several": ("internal_aux", {"temperature": True, "anchor": "relative", "calibration": "vector"}),
+    "anchored": ("baseline_aux", None),
+    "several": ("internal_relative", {"temperature": True, "calibration": "vector"}),
 }
-TAPERED = tuple(name for name, (variant, _) in TREATMENTS.items() if variant != "baseline" and name != "anchor_only")
+TAPERED = tuple(name for name, (variant, _) in TREATMENTS.items() if Variant.named(variant).tapers)
 every_treatment = pytest.mark.parametrize("name", TREATMENTS)
 every_taper = pytest.mark.parametrize("name", TAPERED)
 LATE = 8  # a step after START and after a checkpoint
@@ -127,10 +127,11 @@ def test_each_treatment_changes_what_it_says() -> None:
         assert driver is not None
         relative = name in ("relative", "several")
         assert driver.scale_loss is (relative_target_loss if relative else fixed_target_loss)
-    alone = built("anchor_only")[1]
-    assert isinstance(alone, ScaleLossAlone)
+    alone = built("anchored")[1]
+    assert alone is not None
+    assert not isinstance(alone, ScoredTaper)
     assert (alone.swapped, len(alone.kept)) == ((), 5)
-    assert all(built(name)[1] is None for name in TREATMENTS if name not in (*TAPERED, "anchor_only"))
+    assert all(built(name)[1] is None for name in TREATMENTS if name not in (*TAPERED, "anchored"))
 
 
 def test_an_unscaled_embedding_stays_plain() -> None:
@@ -143,16 +144,16 @@ def test_an_unscaled_embedding_stays_plain() -> None:
 
 def test_the_scale_of_the_embedding_starts_where_it_is_told_to() -> None:
     model = decoder()
-    prepare(model, Treatment.model_validate({"norm": {"kind": "derf", **RIVAL, "embedding_scale_init": 40.0}}))
+    prepare(model, Treatment.model_validate({"norm": {"kind": "derf", **REPLACED, "embedding_scale_init": 40.0}}))
     assert isinstance(model.model.embed_tokens, ScaledEmbedding)
     assert model.model.embed_tokens.scale.item() == 40.0
     with pytest.raises(ValueError, match="that is false: leave it null"):
         Treatment.model_validate(
-            {"norm": {"kind": "dyt", **RIVAL, "embedding_scale": False, "embedding_scale_init": 4.0}}
+            {"norm": {"kind": "dyt", **REPLACED, "embedding_scale": False, "embedding_scale_init": 4.0}}
         )
 
 
-def test_a_temperature_and_a_rival_do_not_go_together() -> None:
+def test_a_temperature_and_a_replaced_norm_do_not_go_together() -> None:
     with pytest.raises(UserError, match="this one is a DynamicTanh"):
         prepare(decoder(), Treatment.model_validate({**(TREATMENTS["dyt"][1] or {}), "temperature": True}))
 
@@ -191,12 +192,12 @@ def test_the_taper_weights_it_and_its_gradient_is_that_of_the_formula() -> None:
 
 
 def test_the_scale_loss_alone_pulls_at_a_frozen_running_mean_and_leaves_every_norm_as_it_is() -> None:
-    model, driver = built("anchor_only")
+    model, driver = built("anchored")
     assert driver is not None
     model.double()
     plain = Decoder(model.config).double()
     plain.load_state_dict(model.state_dict())
-    taper_config = arm_of("anchor_only").pretrain.taper
+    taper_config = arm_of("anchored").pretrain.taper
     assert taper_config is not None
     rate, weight, eps = taper_config.ema_rate, taper_config.anchor_weight, model.config.norm_eps
     means = []
@@ -228,14 +229,14 @@ def test_a_run_of_the_scale_loss_alone_is_the_baselines_until_it_starts_and_anot
     streams: Path, trained, tmp_path: Path
 ) -> None:
     pretrain(make_job("baseline"), streams, tmp_path, HARDWARE)
-    plain, anchored = ([row["ce"] for row in metrics_of(run)] for run in (tmp_path, trained("anchor_only")))
+    plain, anchored = ([row["ce"] for row in metrics_of(run)] for run in (tmp_path, trained("anchored")))
     steps = [row["step"] for row in metrics_of(tmp_path)]
     same = {step for step, a, b in zip(steps, plain, anchored, strict=True) if a == b}
     assert same >= {step for step in steps if step <= START}
     assert not {step for step in steps if step > START + 1} <= same
-    config = json.loads((trained("anchor_only") / "config.json").read_text())
+    config = json.loads((trained("anchored") / "config.json").read_text())
     assert config["norms"] == {}  # a plain model, as Baseline's
-    aux = {row["step"]: row["aux"] for row in metrics_of(trained("anchor_only"))}
+    aux = {row["step"]: row["aux"] for row in metrics_of(trained("anchored"))}
     assert all((aux[step] > 0) == (step >= START) for step in steps)
 
 

@@ -50,7 +50,7 @@ def test_what_is_published_draws_what_the_whole_rows_draw(desk, tmp_path):
     published = desk.files()
     drawn = {path.relative_to(tmp_path / "all") for path in (tmp_path / "all").rglob("*") if path.is_file()}
     assert set(map(str, drawn)) >= TABLES
-    assert len([name for name in drawn if name.parts[0] == "figures"]) == 9
+    assert len([name for name in drawn if name.parts[0] == "figures"]) == 3 * 5
     for name in drawn:
         assert published[str(name).removeprefix("figures/")] == (tmp_path / "all" / name).read_bytes(), name
 

@@ -74,6 +74,7 @@ def made(tmp_path_factory) -> Path:
     (folder / "figures/test").mkdir(parents=True)
     for i, name in enumerate(FIGURES):  # of a size that tells them apart
         Figure(figsize=(2 + i, 1)).savefig(folder / f"figures/test/{name}.png", dpi=100)
+        html.write_figure(f"Caption of {name}: {ODD}", folder / f"figures/test/{name}")
     command = [str(SNAKEMAKE), "report", "--configfile", "config/odd.yaml", "--report", "report.html"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -97,7 +98,9 @@ def until(page: Page, expression: str) -> None:
 
 
 def text_of(node: dict) -> str:
-    """All text below a node of the page, that of frames included."""
+    """All text below a node of the page, that of frames included, its code left out."""
+    if node["nodeName"] in ("SCRIPT", "STYLE"):
+        return ""
     parts = [node.get("nodeValue", "")] if node["nodeType"] == 3 else []
     below = [*node.get("children", []), *([node["contentDocument"]] if "contentDocument" in node else [])]
     return " ".join([*parts, *map(text_of, below)])
@@ -118,6 +121,7 @@ def show(page: Page, category: str, file: str) -> None:
     row = f"[...document.querySelectorAll('tbody tr')].find(r => r.textContent.includes({json.dumps(file)}))"
     until(page, f"!!{row}")
     page.evaluate(f"{row}.querySelector('a').click()")
+    until(page, "!!document.querySelector('iframe')")
 
 
 def read(page: Page, category: str, file: str, beginning: str) -> str:
@@ -147,20 +151,35 @@ def test_a_real_table_holds_its_numbers(page):
 
 
 @needs_browser
-def test_every_figure_is_drawn_at_its_size(page):
-    for i, name in enumerate(FIGURES):
-        show(page, "Figures", f"{name}.png")
-        image = "document.querySelector('img[src^=\"data:image/png\"]')"
-        until(page, f"{image} && {image}.complete && {image}.naturalWidth === {100 * (2 + i)}")
+def test_every_figure_stands_above_its_caption(page):
+    for name in FIGURES:
+        read(page, "Figures", f"{name}.html", f"Caption of {name}: {ODD}")
 
 
 @needs_browser
-def test_the_first_page_holds_the_caption_the_assumptions_and_the_graph_of_rules(page):
+def test_the_first_page_shows_the_results_and_the_assumptions_and_no_graph(made, tmp_path):
+    with chromium(tmp_path / "profile") as opened:
+        opened.open(made)
+        until(opened, "document.querySelectorAll('.tapernorm').length === 5")
+        text = shown(opened)
+        parts = ["run test", "Caption of claims", "Validation loss and relative gap"]
+        parts += [f"Caption of {name}" for name in FIGURES[:3]] + ["Assumptions", f"widths.steps : why {ODD}"]
+        assert [part for part in parts if part not in text] == []
+        places = [text.index(part) for part in parts]
+        assert places == sorted(places)
+        widths = "[...document.querySelectorAll('.tapernorm img')].map(image => image.complete && image.naturalWidth)"
+        assert opened.evaluate(widths) == [200, 300, 400]
+        assert opened.evaluate("document.querySelectorAll('svg.marks, canvas.marks').length") == 0
+        tops = "['.prose', '.tapernorm table'].map(name => document.querySelector(name).getBoundingClientRect().top)"
+        first, table = opened.evaluate(tops)
+        assert 0 <= first < table < opened.evaluate("window.innerHeight")
+
+
+@needs_browser
+def test_the_graph_of_rules_has_a_page_of_its_own(page):
     page.evaluate("app.setView({content: 'rulegraph', navbarMode: 'menu'})")
     until(page, "!!document.querySelector('svg.marks, canvas.marks')")
-    text = shown(page)
-    for part in (ODD, "widths.steps : why " + ODD, "fixed in the code: settled in the code", "run test"):
-        assert part in text, part
+    assert page.evaluate("[...document.querySelectorAll('.tapernorm')].every(one => one.offsetHeight === 0)")
     names = page.evaluate("rulegraph_spec.data[0].values.map(node => node.rule)")
     assert {"corpus", "pretrain", "finetune", "fold", "evaluate", "bench", "rows_training", "table", "claims"} <= set(
         names

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tapernorm.util.errors import UserError
+from tapernorm_lab.training.device import pick_device
 
 STEPS = """
 import resource, sys
@@ -53,3 +57,11 @@ def test_a_step_takes_the_memory_that_the_one_before_freed():
     assert page_faults("kept") < 20_000  # 32,000 and more without the trim threshold, of 4 kB each
     if HUGE.is_file() and "[always]" not in HUGE.read_text():  # else a fault brings 2 MB
         assert page_faults("default") > 100_000  # the negative control
+
+
+def test_devices_are_picked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for available, expected in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
+        assert [pick_device(name).type for name in ("auto", "cpu")] == [expected, "cpu"]
+    with pytest.raises(UserError, match="no CUDA device"):
+        pick_device("cuda")

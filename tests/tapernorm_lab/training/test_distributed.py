@@ -116,15 +116,6 @@ def test_three_ranks_of_which_the_last_validates_less(tmp_path: Path, alone) -> 
     assert beyond(distances(found[0], alone("decoder", batch=9))) == {}
 
 
-def test_float32_stays_close_and_equal_on_all_ranks(tmp_path: Path, alone) -> None:
-    for kind in ("decoder", "gpt2"):
-        one, other = together(tmp_path / kind, train, kind, tmp_path / kind / "run", dtype=torch.float32)
-        assert bitwise(one[0], other[0])
-        found = distances(one, alone(kind, dtype=torch.float32))
-        worst = max(found, key=lambda name: found[name])
-        print(f"{kind}, float32, {STEPS} steps: up to {found[worst]:.1e} apart, in {worst}; loss {found['score']:.1e}")
-
-
 def own_losses(folder: Path, dropout: float) -> list[float]:
     """This rank's own cross-entropies of three steps on batches whose rows are all the same."""
     trainer = make_trainer("gpt2", folder, dropout=dropout)
@@ -351,9 +342,7 @@ def test_rank_0_alone_writes(tmp_path: Path) -> None:
     assert names[0] == names[1] == ["metrics", "step-00000010", "step-00000020"]
     lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("run", "alone")]
     assert len(lines[0]) == len(lines[1]) == STEPS + 2
-    said = [(tmp_path / f"rank{rank}.log").read_text() for rank in (0, 1)]
-    assert "step 20/20" in said[0]
-    assert said[1] == ""
+    assert (tmp_path / "rank1.log").read_text() == ""
 
 
 def test_the_state_of_a_step_is_complete(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import finetuning
 import pytest
 import training
 
-from tapernorm_lab.config.study import ArmJob, Treatment
+from tapernorm_lab.config.study import ArmJob
 from tapernorm_lab.experiments.finetune import finetune
 from tapernorm_lab.experiments.pretrain import pretrain
 from tapernorm_lab.experiments.study_arm import run_arm
@@ -78,7 +78,7 @@ def test_pretraining(tokens: Path, tmp_path: Path, variant: str) -> None:
 
 
 def test_pretraining_with_the_relative_anchor(tokens: Path, tmp_path: Path) -> None:
-    job = ArmJob(pretrain=training.make_job("all_aux", steps=STEPS), treatment=Treatment(anchor="relative"))
+    job = ArmJob(pretrain=training.make_job("all_relative", steps=STEPS), treatment=None)
     run_arm(job, tokens, tmp_path, training.HARDWARE)
     assert losses(tmp_path) == golden(RELATIVE)
 

@@ -9,14 +9,7 @@ from places import ROOT
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.cli.main import main
-from tapernorm_lab.training.outputs import (
-    MARK,
-    Work,
-    output_files,
-    output_folder,
-    require_kind,
-    require_writable,
-)
+from tapernorm_lab.training.outputs import MARK, Work, output_files, output_folder, require_kind, require_writable
 
 MINE = Work("fold", {"job": {"seed": 1, "data": {"source": "web"}}})
 OTHER = Work("fold", {"job": {"seed": 2, "data": {"source": "web"}}})

@@ -53,13 +53,6 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path, holder: subprocess.Popen[
         assert (tmp_path / "run" / "lock").read_text() == f"process {os.getpid()} on {platform.node()}\n"
 
 
-def test_the_lock_is_free_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), run_lock(tmp_path):
-        raise ZeroDivisionError
-    with run_lock(tmp_path):
-        pass
-
-
 def test_a_program_that_the_holder_starts_does_not_inherit_the_lock(tmp_path: Path) -> None:
     with run_lock(tmp_path):
         child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)

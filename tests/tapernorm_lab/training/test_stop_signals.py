@@ -18,12 +18,7 @@ from training import START, STEPS, TIMES, checkpointing, command, leftovers, mak
 from tapernorm_lab.experiments.taper_start_jump import ScoredTaper
 from tapernorm_lab.training import stop_signals as stopping
 from tapernorm_lab.training import validation_loss as evaluate
-from tapernorm_lab.training.stop_signals import (
-    Stopped,
-    requested,
-    stoppable,
-    until_safe,
-)
+from tapernorm_lab.training.stop_signals import Stopped, requested, stoppable, until_safe
 from tapernorm_lab.training.validation_loss import Evaluation
 
 NEVER = checkpointing(1000)  # no checkpoint but the one that a signal causes
@@ -64,14 +59,6 @@ def signals_in_step(step: int, *numbers: int, pause_s: float = 0.0) -> None:
         return row
 
     Trainer.step = step_of
-
-
-def deaf(step: int) -> None:
-    """Sabotage: SIGTERM in step `step`, and a trainer that does not ask."""
-    from tapernorm_lab.training import ranks
-
-    ranks.requested = lambda: None
-    signals_in_step(step, signal.SIGTERM)
 
 
 def signal_in_micro_batch(step: int, number: int, *, asks: bool = True) -> None:
@@ -119,38 +106,31 @@ def impatient(step: int, *numbers: int) -> None:
     signals_in_step(step, *numbers, pause_s=0.01)
 
 
-def signal_in_last_evaluation(number: int) -> None:
-    """Sabotage: the signal comes while the finished model is scored."""
-    from tapernorm_lab.training import validation_loss as evaluate
-
+def signal_in_last_evaluation() -> None:
+    """Sabotage: SIGTERM while the finished model is scored."""
     original = evaluate.scoring_windows
 
     def windows(*args, **options):
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
         return original(*args, **options)
 
     evaluate.scoring_windows = windows
 
 
-def signal_while_tidying(number: int) -> None:
-    """Sabotage: the signal comes when all results are written and the checkpoints are about to go."""
-    from tapernorm_lab.training import run_folder as training_run
+def signal_while_tidying(*, ignored: bool) -> None:
+    """Sabotage: SIGTERM when all results are written and the checkpoints are about to go, ignored or not."""
+    from tapernorm_lab.training import run_folder
 
-    original = training_run.discard
+    original = run_folder.discard
 
-    def discard(folder):
-        os.kill(os.getpid(), number)
-        original(folder)
+    def discard(path):
+        if path.name == "resume":
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(path)
 
-    training_run.discard = discard
-
-
-def never_too_late(number: int) -> None:
-    """Sabotage: the same, and a run that stops even then."""
-    from tapernorm_lab.training import run_folder as training_run
-
-    training_run.too_late = nothing
-    signal_while_tidying(number)
+    run_folder.discard = discard
+    if not ignored:
+        run_folder.too_late = nothing
 
 
 def rows_of(metrics: Path) -> list[dict]:
@@ -164,29 +144,32 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.name.split(".")[0].removeprefix("step-")) for path in run.glob("resume/*/step-*.pt"))
 
 
+def stopped(sabotage, arguments, run: Path, code: int = 143) -> str:
+    """What a run says that ends with this code; its results are not there."""
+    log = run.with_suffix(".log")
+    assert run_apart(sabotage, arguments, log) == code
+    assert leftovers(run) == ["resume"]
+    return log.read_text()
+
+
+def gone_on(arguments, run: Path):
+    """The outcome of the same command again."""
+    assert run_apart(nothing, arguments, run.with_suffix(".log")) == 0
+    assert leftovers(run) == []
+    return outcome_of(run)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_step_at_hand_and_the_same_command_goes_on_bitwise(
     tmp_path, tokens, undisturbed, number, code
 ):
-    arguments = command(make_job(), tokens, tmp_path / "run", NEVER)
-    assert run_apart(partial(signals_in_step, 5, number), arguments, tmp_path / "log") == code
-    said = (tmp_path / "log").read_text()
-    assert f"{number.name}: stopping after this micro-batch; a second one ends it at once" in said
-    assert "the same command goes on, training from its last checkpoint" in said
-    assert checkpoints(tmp_path / "run") == [6]
-    assert leftovers(tmp_path / "run") == ["resume"]
-    assert not (tmp_path / "run/result.json").exists()
-    assert run_apart(nothing, arguments, tmp_path / "log") == 0
-    assert f"resuming after step 6 of {STEPS}" in (tmp_path / "log").read_text()
-    assert outcome_of(tmp_path / "run") == undisturbed
-    assert leftovers(tmp_path / "run") == []
-
-
-def test_a_trainer_that_did_not_ask_would_train_to_the_end(tmp_path, tokens):
-    """The control of the test above: there, the trainer's question alone stopped it at step 6."""
-    arguments = command(make_job(), tokens, tmp_path / "run", NEVER)
-    assert run_apart(partial(deaf, 5), arguments, tmp_path / "log") == 143
-    assert checkpoints(tmp_path / "run") == [STEPS]
+    run = tmp_path / "run"
+    arguments = command(make_job(), tokens, run, NEVER)
+    said = stopped(partial(signals_in_step, 5, number), arguments, run, code)
+    assert f"{number.name}: stopping after this micro-batch" in said
+    assert checkpoints(run) == [6]
+    assert gone_on(arguments, run) == undisturbed
+    assert f"resuming after step 6 of {STEPS}" in run.with_suffix(".log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -194,36 +177,28 @@ def undisturbed_in_micro_batches(tokens, tmp_path_factory):
     return finished(make_job(), tokens, tmp_path_factory.mktemp("micro"), MICRO)
 
 
-@pytest.mark.parametrize(("step", "number"), [(0, 1), (2, 0), (START, 2), (STEPS - 1, 1)])
+@pytest.mark.parametrize(
+    ("step", "number", "kept"),
+    [(0, 1, []), (2, 0, [2]), (START, 2, [START]), (STEPS - 1, 1, [STEPS - 1]), (5, 3, [6])],  # 3: the last one
+)
 def test_a_signal_within_a_step_drops_it_after_the_micro_batch_and_the_step_is_done_again_bitwise(
-    tmp_path, tokens, undisturbed_in_micro_batches, step, number
+    tmp_path, tokens, undisturbed_in_micro_batches, step, number, kept
 ):
     """Before, at and after the step that calibrates; what the norms observed in the dropped step is dropped as well."""
-    arguments = command(make_job(), tokens, tmp_path / "run", MICRO)
-    assert run_apart(partial(signal_in_micro_batch, step, number), arguments, tmp_path / "log") == 143
-    said = (tmp_path / "log").read_text().splitlines()
+    run = tmp_path / "run"
+    arguments = command(make_job(), tokens, run, MICRO)
+    said = stopped(partial(signal_in_micro_batch, step, number), arguments, run).splitlines()
     passes = [line for line in said if line.startswith("micro-batch ")]
     assert passes[-1] == f"micro-batch {number} of step {step}"
-    assert said.index("SIGTERM: stopping after this micro-batch; a second one ends it at once") > said.index(passes[-1])
-    assert checkpoints(tmp_path / "run") == ([step] if step else [])
-    assert run_apart(nothing, arguments, tmp_path / "log") == 0
-    assert outcome_of(tmp_path / "run") == undisturbed_in_micro_batches
-    assert leftovers(tmp_path / "run") == []
-
-
-def test_after_the_last_micro_batch_the_step_is_kept(tmp_path, tokens, undisturbed_in_micro_batches):
-    arguments = command(make_job(), tokens, tmp_path / "run", MICRO)
-    assert run_apart(partial(signal_in_micro_batch, 5, 3), arguments, tmp_path / "log") == 143
-    assert checkpoints(tmp_path / "run") == [6]
-    assert run_apart(nothing, arguments, tmp_path / "log") == 0
-    assert outcome_of(tmp_path / "run") == undisturbed_in_micro_batches
+    assert checkpoints(run) == kept
+    assert gone_on(arguments, run) == undisturbed_in_micro_batches
 
 
 def test_a_trainer_that_did_not_ask_between_micro_batches_would_finish_the_step(tmp_path, tokens):
     """The control: there, the question between two micro-batches alone dropped the step."""
-    arguments = command(make_job(), tokens, tmp_path / "run", MICRO)
-    assert run_apart(partial(signal_in_micro_batch, 5, 1, asks=False), arguments, tmp_path / "log") == 143
-    assert checkpoints(tmp_path / "run") == [6]
+    run = tmp_path / "run"
+    stopped(partial(signal_in_micro_batch, 5, 1, asks=False), command(make_job(), tokens, run, MICRO), run)
+    assert checkpoints(run) == [6]
 
 
 @pytest.fixture(scope="module")
@@ -231,22 +206,22 @@ def undisturbed_and_evaluated(tokens, tmp_path_factory):
     return finished(EVALUATED, tokens, tmp_path_factory.mktemp("evaluated"), NEVER)
 
 
-@pytest.mark.parametrize(("step", "piece"), [(1, 0), (5, 1), (STEPS - 1, 2)])
-@pytest.mark.parametrize("hardware", [NEVER, checkpointing(2)], ids=["no checkpoint", "a checkpoint at that step"])
+@pytest.mark.parametrize(
+    ("step", "piece", "hardware"), [(1, 0, NEVER), (5, 1, checkpointing(2)), (STEPS - 1, 2, NEVER)]
+)
 def test_a_signal_within_a_validation_ends_it_and_it_is_done_again_bitwise(
     tmp_path, tokens, undisturbed_and_evaluated, step, piece, hardware
 ):
-    arguments = command(EVALUATED, tokens, tmp_path / "run", hardware)
-    assert run_apart(partial(signal_in_validation, step, piece), arguments, tmp_path / "log") == 143
-    pieces = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("piece ")]
-    assert pieces[-1] == f"piece {piece} after step {step}"
-    assert checkpoints(tmp_path / "run")[-1] == step + 1
-    (path,) = tmp_path.glob("run/resume/*/metrics.jsonl")
-    last = rows_of(path)[-1]
-    assert last["step"] == step
-    assert "loss" in last  # and no score yet
-    assert run_apart(nothing, arguments, tmp_path / "log") == 0
-    assert outcome_of(tmp_path / "run") == undisturbed_and_evaluated
+    """Whether or not a checkpoint is due at that step."""
+    run = tmp_path / "run"
+    arguments = command(EVALUATED, tokens, run, hardware)
+    said = stopped(partial(signal_in_validation, step, piece), arguments, run).splitlines()
+    assert [line for line in said if line.startswith("piece ")][-1] == f"piece {piece} after step {step}"
+    assert checkpoints(run)[-1] == step + 1
+    (path,) = run.glob("resume/*/metrics.jsonl")
+    assert rows_of(path)[-1].items() >= {"step": step}.items()
+    assert "valid_ce" not in rows_of(path)[-1]
+    assert gone_on(arguments, run) == undisturbed_and_evaluated
 
 
 def test_a_taper_that_is_stopped_while_it_scores_its_start_scores_it_again():
@@ -332,37 +307,37 @@ def test_ranks_stop_after_the_same_micro_batch_or_piece_whichever_was_asked(tmp_
 
 def test_the_same_request_by_two_ways_is_one(tmp_path, tokens):
     """A scheduler that signals every process of a job, and a launcher that passes its own signal on."""
-    arguments = command(make_job(), tokens, tmp_path / "run", NEVER)
+    run = tmp_path / "run"
     twice = partial(signals_in_step, 5, signal.SIGTERM, signal.SIGINT, signal.SIGTERM)
-    assert run_apart(twice, arguments, tmp_path / "log") == 143
-    assert checkpoints(tmp_path / "run") == [6]
+    stopped(twice, command(make_job(), tokens, run, NEVER), run)
+    assert checkpoints(run) == [6]
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_where_it_stands(tmp_path, tokens, undisturbed, second):
-    arguments = command(make_job(), tokens, tmp_path / "run", checkpointing(4))
-    assert run_apart(partial(impatient, 5, signal.SIGTERM, second), arguments, tmp_path / "log") == -second
-    assert checkpoints(tmp_path / "run") == [4]
-    assert run_apart(nothing, arguments, tmp_path / "log") == 0
-    assert outcome_of(tmp_path / "run") == undisturbed
+    run = tmp_path / "run"
+    arguments = command(make_job(), tokens, run, checkpointing(4))
+    stopped(partial(impatient, 5, signal.SIGTERM, second), arguments, run, -second)
+    assert checkpoints(run) == [4]
+    assert gone_on(arguments, run) == undisturbed
 
 
 def test_outside_the_steps_it_stops_at_once_and_leaves_nothing_half_written(tmp_path, tokens, undisturbed):
-    arguments = command(make_job(), tokens, tmp_path / "run", NEVER)
-    assert run_apart(partial(signal_in_last_evaluation, signal.SIGTERM), arguments, tmp_path / "log") == 143
-    assert checkpoints(tmp_path / "run") == [STEPS]
-    assert leftovers(tmp_path / "run") == ["resume"]
-    assert run_apart(nothing, arguments, tmp_path / "log") == 0
-    assert outcome_of(tmp_path / "run") == undisturbed
+    run = tmp_path / "run"
+    arguments = command(make_job(), tokens, run, NEVER)
+    stopped(signal_in_last_evaluation, arguments, run)
+    assert checkpoints(run) == [STEPS]
+    assert gone_on(arguments, run) == undisturbed
 
 
-@pytest.mark.parametrize(("sabotage", "code"), [(signal_while_tidying, 0), (never_too_late, 143)])
-def test_a_signal_after_the_result_is_written_comes_too_late(tmp_path, tokens, undisturbed, sabotage, code):
+@pytest.mark.parametrize(("ignored", "code", "left"), [(True, 0, []), (False, 143, ["resume"])])
+def test_a_signal_after_the_result_is_written_comes_too_late(tmp_path, tokens, undisturbed, ignored, code, left):
     """Else the job would fail, its results be deleted by the workflow engine, and its checkpoints be gone."""
-    arguments = command(make_job(), tokens, tmp_path / "run", NEVER)
-    assert run_apart(partial(sabotage, signal.SIGTERM), arguments, tmp_path / "log") == code
-    assert outcome_of(tmp_path / "run") == undisturbed
-    assert leftovers(tmp_path / "run") == ([] if code == 0 else ["resume"])
+    run = tmp_path / "run"
+    arguments = command(make_job(), tokens, run, NEVER)
+    assert run_apart(partial(signal_while_tidying, ignored=ignored), arguments, tmp_path / "log") == code
+    assert outcome_of(run) == undisturbed
+    assert leftovers(run) == left
 
 
 def test_every_verb_stops_at_a_signal():
@@ -372,28 +347,20 @@ def test_every_verb_stops_at_a_signal():
     assert not isinstance(stopped.value, Exception), "`except Exception` must not swallow it"
 
 
-def wait_until_safe() -> None:
+def wait_until_safe(error: type[Exception] | None = None) -> None:
     with until_safe():
         assert requested() is None
         os.kill(os.getpid(), signal.SIGINT)
         assert requested() is signal.SIGINT
+        if error is not None:
+            raise error
 
 
-def fail_when_asked() -> None:
-    with until_safe():
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise ZeroDivisionError
-
-
-def test_until_safe_notes_a_signal_and_stops_at_its_end(capfd):
-    with stoppable(), pytest.raises(Stopped):
-        wait_until_safe()
+@pytest.mark.parametrize(("error", "ends_as"), [(None, Stopped), (ZeroDivisionError, ZeroDivisionError)])
+def test_until_safe_notes_a_signal_and_stops_at_its_end_unless_there_was_an_error(capfd, error, ends_as):
+    with stoppable(), pytest.raises(ends_as):
+        wait_until_safe(error)
     assert "stopping after this micro-batch" in capfd.readouterr().err
-
-
-def test_an_error_inside_until_safe_stays_that_error():
-    with stoppable(), pytest.raises(ZeroDivisionError):
-        fail_when_asked()
 
 
 def test_handlers_and_requests_do_not_outlive_their_block():

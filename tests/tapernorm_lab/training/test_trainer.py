@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ranked import state_of
 from torch import Tensor, nn
 from training import HARDWARE, START, STEPS, make_job
 
 from tapernorm.models.decoder import Decoder
 from tapernorm.schedule import GateSchedule, gate_at, lr_at
 from tapernorm.util.atomic_files import read_json
-from tapernorm.util.errors import UserError
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.jobs import PretrainJob
 from tapernorm_lab.experiments.pretrain import attach_variant
-from tapernorm_lab.training.device import pick_device
 from tapernorm_lab.training.plan import Optimisation, Plan
 from tapernorm_lab.training.trainer import Diverged, Trainer
 from tapernorm_lab.training.validation_loss import Evaluation
@@ -72,16 +71,6 @@ def keep_gradients(trainer: Trainer) -> dict[str, Tensor | None]:
 
     trainer.optimizer.register_step_pre_hook(keep)
     return seen
-
-
-def state_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Everything a step may change, by name."""
-    state = dict(trainer.model.state_dict())
-    for index, entry in trainer.optimizer.state_dict()["state"].items():
-        state |= {f"optimizer {index} {key}": value for key, value in entry.items()}
-    if trainer.driver is not None:
-        state |= {f"taper {k}": torch.as_tensor(v) for k, v in trainer.driver.state_dict().items()}
-    return {name: value.clone() for name, value in state.items()}
 
 
 # --- gradient accumulation ---
@@ -218,18 +207,6 @@ def test_the_gradient_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
     assert free.step(0) == clipped.step(0)
     total = math.sqrt(sum(g.square().sum().item() for g in gradients.values() if g is not None))
     assert total == pytest.approx(0.01, rel=1e-4)
-
-
-@pytest.mark.parametrize(("decay", "moved"), [(0.0, False), (0.5, True)])
-def test_only_matrices_decay(tmp_path: Path, decay: float, moved: bool) -> None:
-    model = make_trainer(make_job(), tmp_path).model
-    optimizer = Optimisation.of_pretraining(make_job(weight_decay=decay).train, STEPS).optimizer(model)
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for name, parameter in model.named_parameters():
-        assert (not torch.equal(parameter, before[name])) == (moved and parameter.ndim == 2), name
 
 
 def test_a_step_equals_plain_adamw_by_hand(tmp_path: Path) -> None:
@@ -396,7 +373,7 @@ def test_observing_the_step_that_diverged_would_be_seen(tmp_path: Path) -> None:
     other.step(0)
     with other.driver.observe():
         other._accumulate(*other.plan.batch_at(1), None)
-    name = "taper model.layers.0.input_layernorm.statistics.ema"
+    name = "driver model.layers.0.input_layernorm.statistics.ema"
     assert not torch.equal(state_of(one)[name], state_of(other)[name])
 
 
@@ -464,21 +441,3 @@ def test_the_gate_is_shut_for_the_final_score(tmp_path: Path) -> None:
     schedule = GateSchedule(START, STEPS)
     assert gates == [np.float32(gate_at(5, schedule)), np.float32(gate_at(11, schedule)), 0.0]
     assert score.ce == 0.5
-
-
-def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    trainer = make_trainer(make_job(), tmp_path)
-    other = make_trainer(make_job(), tmp_path)
-    with pytest.raises(UserError, match="the optimizer does not train"):
-        trainer.driver.check(other.optimizer)
-
-
-def test_devices_are_picked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for available, expected in ((True, "cuda"), (False, "cpu")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
-        assert pick_device("auto").type == expected
-        assert pick_device("cpu").type == "cpu"
-    with pytest.raises(UserError, match="no CUDA device"):
-        pick_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert pick_device("cuda").type == "cuda"

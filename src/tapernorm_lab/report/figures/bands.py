@@ -1,4 +1,4 @@
-"""From curves of single seeds to what a figure draws: a median over seeds and the band around it."""
+"""From curves of single seeds to what a figure draws: a median over seeds, its band, and gaps paired by seed."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -94,16 +94,27 @@ def gate(curves: pd.DataFrame, *, keys: Keys = PRETRAINING) -> pd.DataFrame:
     return pd.DataFrame(distinct, columns=["step", "gate"])
 
 
-def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
-    """The rows in which each named column has the given value."""
-    for column, value in equal.items():
-        frame = frame.loc[np.asarray(frame[column]) == value]
+def where(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """The rows in which each named column has the given value, or one of a list of them."""
+    for column, value in wanted.items():
+        frame = frame.loc[np.isin(np.asarray(frame[column]), value)]
     return frame
 
 
 def has(curves: pd.DataFrame, metric: str) -> bool:
     """Whether any row holds a value of `metric`."""
     return bool(curves[metric].notna().any())
+
+
+def span(rows: pd.DataFrame, column: str) -> str:
+    """The smallest and the largest of some whole numbers, or the one that all are."""
+    values = sorted({int(value) for value in rows[column].dropna()})
+    return f"{values[0]}" if len(values) == 1 else f"{values[0]}–{values[-1]}"
+
+
+def seeds(rows: pd.DataFrame, column: str = "n") -> str:
+    """How many seeds, in words."""
+    return f"{span(rows, column)} seed{'s' if rows[column].max() > 1 else ''}"
 
 
 def _job(curves: pd.DataFrame, keys: Keys) -> str:

@@ -1,66 +1,35 @@
 """The decoding figure: speed relative to Baseline per mode and batch, with intervals, and the published ranges."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
-import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tapernorm.util.errors import UserError
 
 from ...config import published
+from ...config.jobs import ReportJob
 from ..engine import statistics as stats
-from ..frames.decoding import (
-    MODES,
-    Bench,
-    Row,
-    arm_labels,
-)
+from ..frames.decoding import MODES, Bench, arm_labels
 from ..tables.table2_notes import setting, unavailable_notes
 from . import bands, style
+from .figure import FigureSpec, Layout, Row
 
 _AGAINST = {"baseline_naive": "several-op norm", "baseline": "F.rms_norm"}
 _ARMS = {"baseline_naive": ("unfused", "fused"), "baseline": ("baseline_naive", "unfused", "fused", "identity")}
 _STEP = 0.19  # between arms side by side; prompts are 1 apart
 
 
-def figure_decode(bench: Bench, *, run: str, caption: str) -> tuple[Figure, pd.DataFrame]:
-    """Draw decoding speed: first as published, eager against the several-op norm, then every mode against `F.rms_norm`.
+def drawn(bench: Bench, _: ReportJob) -> pd.DataFrame:
+    """Everything the figure draws: a row per panel (against, mode, batch), prompt and arm.
 
     Raises:
         UserError: nothing was decoded.
     """
     rows = bench.where(phase="decode")
-    frame = drawn(rows)
-    columns = list(frame[["against", "mode"]].drop_duplicates().itertuples(index=False, name=None))
-    batches = sorted(frame["batch"].unique())
-    width_in = style.COLUMN_IN if len(columns) < 3 else style.PAGE_IN
-    note = style.wrapped(_note(bench, rows, run, caption), width_in)
-    height_in = 0.95 + 1.15 * len(batches) + 0.125 * len(note.splitlines())
-    with matplotlib.rc_context(style.RC):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        axes = figure.subplots(len(batches), len(columns), sharex=True, sharey=True, squeeze=False)
-        for column, (against, mode) in enumerate(columns):
-            axes[0, column].set_title(f"{MODES[mode]}, against\n{_AGAINST[against]}")
-            axes[-1, column].set_xlabel("prompt (tokens)")
-            for row, batch in enumerate(batches):
-                cell = bands.where(frame, against=against, mode=mode, batch=batch)
-                _draw(axes[row, column], cell, against, bench)
-        for row, batch in enumerate(batches):
-            axes[row, 0].set_ylabel(f"batch {batch}\nspeed / Baseline")
-        found = {
-            label: handle for one in axes.flat for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
-        }
-        place = {"loc": "outside upper center", "ncols": 2 if len(columns) < 3 else 3, "handlelength": 1.4}
-        figure.legend(found.values(), found.keys(), **place)
-        figure.supxlabel(note, x=0.01, ha="left", color="#404040", linespacing=1.25)
-    return figure, frame
-
-
-def drawn(rows: Sequence[Row]) -> pd.DataFrame:
-    """Everything the figure draws: a row per panel (against, mode, batch), prompt and arm."""
     if not rows:
         raise UserError(
             "figure_decode needs decoding, which was not measured: run `tapernorm bench decode` in some mode"
@@ -80,9 +49,23 @@ def drawn(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(parts)
 
 
-def _draw(axes: Axes, cell: pd.DataFrame, against: str, bench: Bench) -> None:
-    """One panel: arms side by side at each prompt, a line where Baseline is."""
-    prompts, arms, labels = sorted(cell["prompt"].unique()), _ARMS[against], arm_labels(bench)
+def _layout(frame: pd.DataFrame, bench: Bench, _: ReportJob) -> Layout:
+    """First as published, eager against the several-op norm, then every mode against `F.rms_norm`; a row per batch."""
+    columns = frame[["against", "mode"]].drop_duplicates().to_dict("records")
+    draw = partial(_draw, labels=arm_labels(bench))
+    rows = [
+        Row(draw, [{**column, "batch": batch} for column in columns], 1.4, f"batch {batch}\nspeed / Baseline")
+        for batch in sorted(frame["batch"].unique())
+    ]
+    rows[0] = replace(rows[0], titles=[f"{MODES[c['mode']]}, against\n{_AGAINST[c['against']]}" for c in columns])
+    rows[-1] = replace(rows[-1], xlabel="prompt (tokens)")
+    few = len(columns) < 3
+    return Layout(rows, style.COLUMN_IN if few else style.PAGE_IN, legend_columns=2 if few else 3, same_y=True)
+
+
+def _draw(axes: Axes, cell: pd.DataFrame, *, labels: dict[str, str]) -> None:
+    """Arms side by side at each prompt, and a line where Baseline is."""
+    prompts, arms = sorted(cell["prompt"].unique()), _ARMS[cell["against"].iloc[0]]
     axes.axhline(1, color="#000000", linewidth=0.7)
     for index, arm in enumerate(arms):
         mine, look = bands.where(cell, arm=arm), style.ARMS[arm]
@@ -91,8 +74,8 @@ def _draw(axes: Axes, cell: pd.DataFrame, against: str, bench: Bench) -> None:
         error = [mine["ratio"] - mine["low"], mine["high"] - mine["ratio"]] if bands.has(mine, "low") else None
         axes.errorbar(at, mine["ratio"], yerr=error, linestyle="none", elinewidth=0.9, label=labels[arm], **look)
         for low, high in mine[["published_low", "published_high"]].dropna().drop_duplicates().to_numpy().tolist():
-            band = axes.axhspan(low, high, color=look["color"], alpha=style.BAND_ALPHA, linewidth=0)
-            band.set_label(f"{published.TABLE2_SHORT}, {arm}")
+            name = f"{published.TABLE2_SHORT}, {arm}"
+            axes.axhspan(low, high, label=name, linewidth=0, alpha=style.BAND_ALPHA, **style.RANGES[arm])
     axes.set_xticks(range(len(prompts)), [str(prompt) for prompt in prompts])
     axes.set_xlim(-0.5, len(prompts) - 0.5)
     axes.grid(visible=False, axis="x")
@@ -100,15 +83,18 @@ def _draw(axes: Axes, cell: pd.DataFrame, against: str, bench: Bench) -> None:
     axes.yaxis.set_major_formatter("{x:.2f}")
 
 
-def _note(bench: Bench, rows: Sequence[Row], run: str, caption: str) -> str:
-    """What the reader must know: run, setting, what points and bands are, missing modes, the run's own caption."""
-    eager = any(row["mode"] == "eager" for row in rows)
+def _caption(frame: pd.DataFrame, bench: Bench, job: ReportJob) -> Iterator[str]:
+    yield "Decoding speed relative to Baseline."
+    yield f"Run {job.run}: {setting(bench, bench.where(phase='decode'))}"
+    several = frame["n"].max() > 1
+    yield "Points: median of the ratio paired by round" + ("; bars: its 95 % bootstrap interval." if several else ".")
     theirs = f"ranges published by {published.TABLE2_SHORT} on {published.TABLE2_SETTING}"
-    shown = "bands where the mode and Baseline's norm are theirs" if eager else "not drawn, they are of eager mode"
-    several = max(row["n"] for row in rows) > 1
-    points = "Points: median of the ratio paired by round" + (
-        ", bars: its 95 % bootstrap interval." if several else "."
-    )
-    return " ".join(
-        [f"Run {run}: {setting(bench, rows)}", points, f"The {theirs}: {shown}.", *unavailable_notes(bench), caption]
-    )
+    if frame["published_low"].notna().any():
+        yield f"Bands: the {theirs}, where the mode and Baseline's norm are theirs."
+    else:
+        yield f"The {theirs} are of eager mode and not drawn."
+    yield from unavailable_notes(bench)
+    yield job.caption
+
+
+FIGURE_DECODE = FigureSpec(drawn, _layout, _caption)

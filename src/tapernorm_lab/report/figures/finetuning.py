@@ -1,17 +1,20 @@
 """The fine-tuning figure: losses and their gap to Vanilla per size, above the gate and FakeLN's removals."""
 
-import matplotlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from tapernorm.util.errors import UserError
 
 from ...config.gpt2 import METHOD_LABELS, METHODS
+from ...config.jobs import ReportJob
 from ..frames.gpt2 import MODEL
-from . import bands, style
+from . import bands, panels, style
+from .figure import FigureSpec, Layout, Row
 
 LOSS, HELD_OUT = "ce", "valid_ce"
 GAPS = {LOSS: bands.GAP, HELD_OUT: "valid_ce_gap_percent"}
@@ -19,47 +22,15 @@ GATE, REMOVAL = "gate", "removal"
 CURVES = ("run", *MODEL, "step", LOSS, HELD_OUT, GATE)  # the columns of the curves that the figure reads
 TAPERS, FAKELN = ("internal_aux", "all_aux"), "fakeln"
 STAGES = {"ln_2": "MLP", "qk": "q, k", "v": "v", "ln_f": "final"}  # last part of a site's name -> the stage it is of
-_HEIGHTS = (1.15, 0.85, 0.3, 0.42)
 
 
-def figure_finetune(
-    curves: pd.DataFrame, removals: pd.DataFrame, *, run: str, caption: str
-) -> tuple[Figure, pd.DataFrame]:
-    """Draw every size in a column of its own: training loss, gap to Vanilla, gate, removals; held-out loss as circles.
+def drawn(found: Any, _: ReportJob) -> pd.DataFrame:
+    """Everything the figure draws, as rows (size, metric, method, step, ...), a removal with its site and stage.
 
     Raises:
         UserError: no curve, seeds logged at different steps, or runs of one size on different schedules.
     """
-    frame = drawn(curves, removals)
-    sizes = list(frame["size"].unique())
-    panels = [LOSS, bands.GAP, GATE, REMOVAL]
-    shown = [panel for panel in panels if len(bands.where(frame, metric=panel))]
-    heights = [_HEIGHTS[panels.index(panel)] for panel in shown]
-    width_in = style.COLUMN_IN if len(sizes) == 1 else style.PAGE_IN
-    note = style.wrapped(_note(frame, run, caption), width_in)
-    height_in = 0.75 + 1.4 * sum(heights) + 0.125 * len(note.splitlines())
-    with matplotlib.rc_context(style.RC):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        axes = figure.subplots(
-            len(shown), len(sizes), sharex="col", squeeze=False, gridspec_kw={"height_ratios": heights}
-        )
-        for column, size in enumerate(sizes):
-            axes[0, column].set_title(f"GPT-2 {size}")
-            axes[-1, column].set_xlabel("optimizer step")
-            for row, panel in enumerate(shown):
-                _draw(axes[row, column], bands.where(frame, size=size), panel, labelled=column == 0)
-        methods = [method for method in METHODS if len(bands.where(frame, method=method))]
-        figure.legend(
-            handles=[Line2D([], [], label=METHOD_LABELS[m], **style.METHODS[m]) for m in methods] + _circle(frame),
-            loc="outside upper center",
-            ncols=2 if len(sizes) == 1 else len(methods) + 1,
-        )
-        figure.supxlabel(note, x=0.01, ha="left", color="#404040", linespacing=1.25)
-    return figure, frame
-
-
-def drawn(curves: pd.DataFrame, removals: pd.DataFrame) -> pd.DataFrame:
-    """Everything the figure draws, as rows (size, metric, method, step, ...), a removal with its site and stage."""
+    curves, removals = found.curves, found.removals
     if curves.empty:
         raise UserError("figure_finetune needs curves of fine-tunes and there are none: run at least one of them")
     parts = []
@@ -80,6 +51,16 @@ def drawn(curves: pd.DataFrame, removals: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(frame, columns=[*leading, *(c for c in frame.columns if c not in leading)])
 
 
+def _lines(curves: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """What is drawn of one method at one size: training loss smoothed, held-out loss as it is, and their gaps."""
+    method = curves["method"].iloc[0]
+    names = [name for pair in GAPS.items() for name in pair] + ([GATE] if method == FAKELN else [])
+    for name in names:
+        if name in curves and bands.has(curves, name) and not (name in GAPS.values() and method == "vanilla"):
+            window = _window(curves, name)
+            yield bands.across_seeds(curves, name, window=window, keys=bands.FINETUNING).assign(metric=name)
+
+
 def _window(curves: pd.DataFrame, metric: str) -> int:
     """Points of the rolling mean: of the training loss about 6 %, a fine-tune is short and losses lie close together.
 
@@ -87,22 +68,6 @@ def _window(curves: pd.DataFrame, metric: str) -> int:
     """
     points = len(set(curves.dropna(subset=[metric])["step"]))
     return {LOSS: 2 * (3 * points // 100) + 1, GAPS[LOSS]: bands.smoothing_window(points)}.get(metric, 1)
-
-
-def _lines(curves: pd.DataFrame) -> list[pd.DataFrame]:
-    """What is drawn of one method at one size: training loss smoothed, held-out loss as it is, and their gaps."""
-    parts = []
-    method = curves["method"].iloc[0]
-    for metric, gap in GAPS.items():
-        for name in (metric, gap):
-            if name not in curves or not bands.has(curves, name) or (name == gap and method == "vanilla"):
-                continue
-            band = bands.across_seeds(curves, name, window=_window(curves, name), keys=bands.FINETUNING)
-            parts.append(band.assign(metric=name))
-    if method == FAKELN and bands.has(curves, GATE):
-        band = bands.across_seeds(curves, GATE, window=1, keys=bands.FINETUNING)
-        parts.append(band.assign(metric=GATE))
-    return parts
 
 
 def _removed(removals: pd.DataFrame) -> pd.DataFrame:
@@ -117,93 +82,80 @@ def _removed(removals: pd.DataFrame) -> pd.DataFrame:
     return found.assign(stage=[STAGES[site.rpartition(".")[2]] for site in found["site"]])
 
 
-def _draw(axes: Axes, here: pd.DataFrame, panel: str, *, labelled: bool) -> None:
-    draw = {LOSS: _draw_losses, bands.GAP: _draw_gaps, GATE: _draw_gate, REMOVAL: _draw_removals}
-    draw[panel](axes, here, labelled)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+def _layout(frame: pd.DataFrame, *_: Any) -> Layout:
+    """A column per size; a row of panels that has nothing to show is left out."""
+    sizes = list(frame["size"].unique())
+
+    def row(draw: Any, metrics: Sequence[str], height_in: float, ylabel: str, **more: Any) -> Row:
+        return Row(draw, [{"size": size, "metric": metrics} for size in sizes], height_in, ylabel, **more)
+
+    titles = [f"GPT-2 {size}" for size in sizes]
+    rows = [
+        row(_losses, (LOSS, HELD_OUT), 1.7, "loss (nats/token)", titles=titles, same_y=False),
+        row(_gaps, tuple(GAPS.values()), 1.3, "gap to\nVanilla (%)", same_y=False),
+        row(_gates, (GATE,), 0.5, "gate"),
+        row(_removals, (REMOVAL,), 0.75, "FakeLN\nremoves"),
+    ]
+    shown = [row for row in rows if len(bands.where(frame, metric=row.panels[0]["metric"]))]
+    shown[-1] = replace(shown[-1], xlabel="optimizer step")
+    single = len(sizes) == 1
+    return Layout(shown, style.COLUMN_IN if single else style.PAGE_IN, legend_columns=2 if single else len(METHODS) + 1)
 
 
-def _draw_losses(axes: Axes, here: pd.DataFrame, labelled: bool) -> None:
-    _draw_curves(axes, here, LOSS, HELD_OUT)
+def _losses(axes: Axes, rows: pd.DataFrame) -> None:
+    _curves(axes, rows, LOSS, HELD_OUT)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    if labelled:
-        axes.set_ylabel("loss (nats/token)")
 
 
-def _draw_gaps(axes: Axes, here: pd.DataFrame, labelled: bool) -> None:
-    axes.axhline(0, color=style.METHODS["vanilla"]["color"], linewidth=0.7)
-    _draw_curves(axes, here, GAPS[LOSS], GAPS[HELD_OUT])
+def _gaps(axes: Axes, rows: pd.DataFrame) -> None:
+    panels.zero(axes)
+    _curves(axes, rows, *GAPS.values())
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    if labelled:
-        axes.set_ylabel("gap to\nVanilla (%)")
 
 
-def _draw_curves(axes: Axes, here: pd.DataFrame, line: str, circles: str) -> None:
-    """Training as a line with its band, held-out as circles in the same colour."""
-    shown = here[here["metric"].isin((line, circles))]
-    for method in (m for m in METHODS if m in set(shown["method"])):
-        look = style.METHODS[method]
-        trained, held_out = (bands.where(here, metric=metric, method=method) for metric in (line, circles))
-        if bands.has(trained, "low"):
-            span = (trained["step"], trained["low"], trained["high"])
-            axes.fill_between(*span, color=look["color"], alpha=style.BAND_ALPHA, linewidth=0)
-        axes.plot(trained["step"], trained["median"], **look)
-        axes.plot(held_out["step"], held_out["median"], color=look["color"], **style.HELD_OUT)
+def _curves(axes: Axes, rows: pd.DataFrame, line: str, points_of: str) -> None:
+    """Training as a line with its band, held-out as points in the same colour, of the method's shape."""
+    held_out = bands.where(rows, metric=points_of)
+    markers = style.MARKERS if len(held_out) else {}
+    panels.curves(axes, bands.where(rows, metric=line), "method", style.METHODS, METHOD_LABELS, markers, marked=0)
+    for method, points in held_out.groupby("method", sort=False):
+        look = {"color": style.METHODS[str(method)]["color"], "marker": markers[str(method)]}
+        axes.plot(points["step"], points["median"], **style.HELD_OUT, **look)
+    panels.steps(axes)
 
 
-def _draw_gate(axes: Axes, here: pd.DataFrame, labelled: bool) -> None:
-    taper, fakeln = (bands.where(here, metric=GATE, method=method) for method in ("taper", FAKELN))
-    axes.fill_between(taper["step"], taper["median"], color=style.GATE["color"], alpha=0.15, linewidth=0)
-    axes.plot(taper["step"], taper["median"], **style.GATE)
+def _gates(axes: Axes, rows: pd.DataFrame) -> None:
+    panels.gate(axes, bands.where(rows, method="taper"))
+    share = bands.where(rows, method=FAKELN)
     stairs = {"color": style.METHODS[FAKELN]["color"], "linewidth": style.GATE["linewidth"]}
-    axes.plot(fakeln["step"], fakeln["median"], drawstyle="steps-post", **stairs)
-    axes.set(ylim=(0, 1.08), yticks=(0, 1))
-    if labelled:
-        axes.set_ylabel("gate")
+    axes.plot(share["step"], share["median"], drawstyle="steps-post", **stairs)
 
 
-def _draw_removals(axes: Axes, here: pd.DataFrame, labelled: bool) -> None:
+def _removals(axes: Axes, rows: pd.DataFrame) -> None:
     """A tick per removed norm, a row per stage, in the order of the stages downward."""
-    found, stages = bands.where(here, metric=REMOVAL), list(STAGES.values())
-    rows = [bands.where(found, stage=stage)["step"].tolist() for stage in stages]
+    stages = list(STAGES.values())
+    steps = [bands.where(rows, stage=stage)["step"].tolist() for stage in stages]
     color = style.METHODS[FAKELN]["color"]
-    axes.eventplot(rows, lineoffsets=range(len(stages)), linelengths=0.62, linewidths=0.9, colors=color)
-    axes.set(ylim=(len(stages) - 0.4, -0.6))
-    axes.set_yticks(range(len(stages)), stages if labelled else [""] * len(stages))
+    axes.eventplot(steps, lineoffsets=range(len(stages)), linelengths=0.62, linewidths=0.9, colors=color)
+    axes.set_ylim(len(stages) - 0.4, -0.6)
+    axes.set_yticks(range(len(stages)), stages)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    if labelled:
-        axes.set_ylabel("FakeLN\nremoves")
+    panels.steps(axes)
 
 
-def _circle(frame: pd.DataFrame) -> list[Line2D]:
-    """The legend's entry for held-out losses, where there are any."""
-    if not len(bands.where(frame, metric=HELD_OUT)):
-        return []
-    return [Line2D([], [], color=style.GATE["color"], label="held out", **style.HELD_OUT)]
-
-
-def _note(frame: pd.DataFrame, run: str, caption: str) -> str:
-    """What the reader must know: run, seeds, lines and circles, smoothing, the strips, the run's own caption."""
+def _caption(frame: pd.DataFrame, _: Any, job: ReportJob) -> Iterator[str]:
     lines, gaps = (bands.where(frame, metric=metric) for metric in (LOSS, GAPS[LOSS]))
-    window = f"{_span(lines, 'window')} logged steps"
-    window += f" (the gap: {_span(gaps, 'window')})" if len(gaps) else ""
-    several = max(set(lines["n"])) > 1
-    parts = [
-        f"Run {run}, {_span(lines, 'n')} seed{'s' if several else ''}.",
-        f"Lines: training loss, all methods on the same batches, each seed smoothed by a centred mean of {window}",
-    ]
-    parts[-1] += ", median; band: 2.5–97.5 percentile." if several else "."
+    yield "Fine-tunes of GPT-2 by four methods, all on the same batches."
+    yield f"Run {job.run}, {bands.seeds(lines)}. Lines: training loss. {panels.reading(lines)}"
+    if len(gaps):
+        yield f"Their gap is smoothed over {bands.span(gaps, 'window')}."
     if len(bands.where(frame, metric=HELD_OUT)):
-        parts.append("Circles: held-out loss, not smoothed.")
-    strips = {"taper": "grey, of the tapers", FAKELN: "green, the share of norms that FakeLN still computes"}
+        yield "Points: held-out loss, not smoothed."
+    strips = {"taper": "Grey: the gate of the tapers.", FAKELN: "Green: the share of norms that FakeLN still computes."}
     gates = set(bands.where(frame, metric=GATE)["method"])
-    if told := [text for method, text in strips.items() if method in gates]:
-        parts.append(f"Gate: {'; '.join(told)}.")
-    return " ".join([*parts, caption])
+    yield from (text for method, text in strips.items() if method in gates)
+    yield job.caption
 
 
-def _span(rows: pd.DataFrame, column: str) -> str:
-    values = sorted(int(value) for value in set(rows[column]))
-    return f"{values[0]}" if len(values) == 1 else f"{values[0]}–{values[-1]}"
+FIGURE_FINETUNE = FigureSpec(drawn, _layout, _caption)

@@ -1,72 +1,37 @@
 """Figure S3: row losses on every kind of input, from the median to the worst, and losses by position."""
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
-import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
-from tapernorm.util.errors import UserError
-
-from ...config.odd_inputs import LONGER
+from ...config.odd_inputs import LONGER, OddInputsReportJob
+from ...config.variants import VARIANT_LABELS
 from ..engine import statistics as stats
 from ..frames.odd_inputs import RobustnessRows, Row
 from ..frames.odd_inputs_summary import PLAIN, records, tried_on
-from . import bands, style
+from . import bands, panels, style
+from .figure import FigureSpec, Layout
+from .figure import Row as PanelRow
 
 ROWS, POSITIONS = "rows", "positions"  # the two panels
-Looks = dict[str, dict[str, Any]]  # model -> its line and marker
 _APART = 0.15  # between models at one place, of the distance of places
-_HEIGHT_IN = 3.4
 
 
-def figure_s3(
-    rows: RobustnessRows, *, run: str, caption: str, d_model: int | None = None
-) -> tuple[Figure, pd.DataFrame]:
-    """Draw one width, by default the widest.
-
-    Raises:
-        UserError: there are no scores, or none of that width.
-    """
-    frame = drawn(rows, run=run, d_model=d_model)
-    width, context = int(frame["d_model"].iloc[0]), int(rows.trials["context"].iloc[0])
-    looks = _looks(frame)
-    note = style.wrapped(_note(frame, context, run, caption), style.PAGE_IN)
-    size = (style.PAGE_IN, _HEIGHT_IN + 0.125 * len(note.splitlines()))
-    with matplotlib.rc_context(style.RC):
-        figure = Figure(figsize=size, layout="constrained")
-        left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.15, 1)})
-        _draw_rows(left, bands.where(frame, panel=ROWS), looks)
-        _draw_positions(right, bands.where(frame, panel=POSITIONS), looks, context)
-        left.set_title(f"d = {width}: rows of every kind")
-        right.set_title(f"d = {width}: held-out text by position")
-        labels = frame.drop_duplicates("model").set_index("model")["label"]
-        figure.legend(
-            handles=[Line2D([], [], label=labels[model], **look) for model, look in looks.items()],
-            loc="outside upper center",
-            ncols=len(looks),
-        )
-        figure.supxlabel(note, x=0.01, ha="left", color="#404040", linespacing=1.25)
-    return figure, frame
-
-
-def drawn(rows: RobustnessRows, *, run: str, d_model: int | None = None) -> pd.DataFrame:
-    """Everything the figure draws: panel, place, first and last position, model, n, value, low, high.
+def drawn(rows: RobustnessRows, job: OddInputsReportJob) -> pd.DataFrame:
+    """Everything the figure draws, at the widest width: panel, place, positions, model, n, value, low, high.
 
     Of rows: mean of the seeds' means, mean of their medians, the worst row of all; of positions: median over seeds and
     2.5-97.5 percentile.
+
+    Raises:
+        UserError: there are no scores.
     """
-    found = records(rows, run=run)
-    widths = sorted({row["d_model"] for row in found})
-    if d_model is not None and d_model not in widths:
-        raise UserError(f"no scores at d_model {d_model}: this run has {', '.join(map(str, widths))}")
-    chosen = widths[-1] if d_model is None else d_model
-    parts = [*_rows(found, chosen), *_positions(bands.where(rows.positions, d_model=chosen))]
-    return pd.DataFrame([{"run": run, "d_model": chosen, **part} for part in parts])
+    found = records(rows, run=job.run)
+    d_model = max(row["d_model"] for row in found)
+    parts = [*_rows(found, d_model), *_positions(bands.where(rows.positions, d_model=d_model))]
+    return pd.DataFrame([{"run": job.run, "d_model": d_model, **part} for part in parts])
 
 
 def _rows(found: list[Row], d_model: int) -> Iterator[Row]:
@@ -94,23 +59,34 @@ def _positions(here: pd.DataFrame) -> Iterator[Row]:
             yield {**named, **where, **dict(zip(("value", "low", "high"), spread, strict=True))}
 
 
-def _looks(frame: pd.DataFrame) -> Looks:
-    shapes = "oDs^v"  # they tell models apart in grey
-    models = list(dict.fromkeys(frame["model"]))
-    return {
-        model: {**style.LINES[model], "marker": shape, "markersize": 3.0}
-        for model, shape in zip((m for m in style.LINES if m in models), shapes, strict=False)
-    }
+def _layout(frame: pd.DataFrame, rows: RobustnessRows, _: OddInputsReportJob) -> Layout:
+    draw = partial(_draw, context=int(rows.trials["context"].iloc[0]))
+    width = f"d = {frame['d_model'].iloc[0]}"
+    titles = [f"{width}: rows of every kind", f"{width}: held-out text by position"]
+    both = [{"panel": ROWS}, {"panel": POSITIONS}]
+    row = PanelRow(draw, both, 3.4, "", "loss (nats/token)", titles, same_y=False)
+    return Layout([row], legend_columns=len(set(frame["model"])))
 
 
-def _draw_rows(axes: Axes, here: pd.DataFrame, looks: Looks) -> None:
+def _draw(axes: Axes, here: pd.DataFrame, *, context: int) -> None:
+    if here["panel"].iloc[0] == ROWS:
+        _draw_rows(axes, here)
+        return
+    axes.axvline(context, color=style.GATE["color"], linewidth=0.7, linestyle=":")
+    middle = here.assign(step=(here["first"] + here["last"] - 1) / 2, median=here["value"])
+    panels.curves(axes, middle, "model", style.LINES, VARIANT_LABELS, style.MARKERS)
+    axes.set(xlabel="position", ylabel="loss (nats/token)")
+
+
+def _draw_rows(axes: Axes, here: pd.DataFrame) -> None:
     """Places beneath one another, models beneath one another in each."""
-    places = list(dict.fromkeys(here["place"]))
-    for index, (model, look) in enumerate(looks.items()):
-        mine = bands.where(here, model=model)
-        at = [places.index(place) + _APART * (index - (len(looks) - 1) / 2) for place in mine["place"]]
-        axes.hlines(at, mine["low"], mine["high"], color=look["color"], linewidth=0.9)
-        axes.plot(mine["value"], at, **{**look, "linestyle": "none"})
+    places, models = (list(dict.fromkeys(here[column])) for column in ("place", "model"))
+    models = [model for model in style.LINES if model in models]
+    for index, model in enumerate(models):
+        mine, color = bands.where(here, model=model), style.LINES[model]["color"]
+        at = [places.index(place) + _APART * (index - (len(models) - 1) / 2) for place in mine["place"]]
+        axes.hlines(at, mine["low"], mine["high"], color=color, linewidth=0.9)
+        axes.plot(mine["value"], at, color=color, linestyle="none", marker=style.MARKERS[model], markersize=3)
     axes.set_yticks(range(len(places)), [place.replace(": ", ":\n") for place in places])
     axes.set_ylim(len(places) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -118,32 +94,18 @@ def _draw_rows(axes: Axes, here: pd.DataFrame, looks: Looks) -> None:
     for border in range(1, len(places)):
         axes.axhline(border - 0.5, color=style.RC["grid.color"], linewidth=style.RC["grid.linewidth"])
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("loss (nats/token)")
+    panels.log_ticks(axes.xaxis)
 
 
-def _draw_positions(axes: Axes, here: pd.DataFrame, looks: Looks, context: int) -> None:
-    axes.axvline(context, color=style.GATE["color"], linewidth=0.7, linestyle=":")
-    for model, look in looks.items():
-        mine = bands.where(here, model=model)
-        middle = (mine["first"] + mine["last"] - 1) / 2
-        if bands.has(mine, "low"):
-            span = (middle, mine["low"], mine["high"])
-            axes.fill_between(*span, color=look["color"], alpha=style.BAND_ALPHA, linewidth=0)
-        axes.plot(middle, mine["value"], **look)
-    axes.set(xlabel="position", ylabel="loss (nats/token)")
+def _caption(frame: pd.DataFrame, rows: RobustnessRows, job: OddInputsReportJob) -> Iterator[str]:
+    yield "Losses on odd inputs, and by position."
+    yield f"Run {job.run}, {bands.seeds(frame)}."
+    yield "Left: a line from the median row to the worst row of all seeds; the mean is marked."
+    yield f"Right: the models were trained on {rows.trials['context'].iloc[0]} tokens (dotted)."
+    yield panels.reading(bands.where(frame, panel=POSITIONS).assign(window=1))
+    if bands.where(frame, panel=ROWS)["high"].hasnans or frame["value"].hasnans:
+        yield "What is not finite is not drawn."
+    yield job.caption
 
 
-def _note(frame: pd.DataFrame, context: int, run: str, caption: str) -> str:
-    counts = sorted(set(frame["n"]))
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
-    several = "seeds" if counts[-1] > 1 else "seed"
-    band = "; line: median, band: 2.5–97.5 percentile over seeds" if counts[-1] > 1 else ""
-    gaps = bands.where(frame, panel=ROWS)["high"].hasnans or frame["value"].hasnans
-    lost = " What is not finite is not drawn." if gaps else ""
-    return (
-        f"Run {run}, {seeds} {several}. Left: a line from the median row to the worst row of all seeds, the mean"
-        f" marked. Right: trained on {context} tokens (dotted){band}.{lost} {caption}"
-    )
+FIGURE_S3 = FigureSpec(drawn, _layout, _caption)

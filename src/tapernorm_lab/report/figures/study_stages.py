@@ -1,66 +1,86 @@
-"""The figure of a stage that varies when to taper: the gap to Baseline by the taper's end, a line per start."""
+"""The figures of a stage of the study: gaps to Baseline by the taper's end, or by the target of the scale loss."""
 
-import matplotlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from tapernorm.util.errors import UserError
 
-from ...config.sections import VARIANT_LABELS, VARIANTS
 from ...config.study_runs import StageJob
+from ...config.variants import VARIANT_LABELS, VARIANTS
+from ..engine import statistics as stats
+from ..frames.study_stages import DIVERGED
 from ..tables.study_stages import stage_records
-from . import bands, style
+from . import bands, panels, style
+from .figure import Drawing, FigureSpec, Layout, Row
 
-_COLUMNS = (
+_WINDOW_COLUMNS = (
     *("variant", "start_fraction", "end_fraction", "arm", "seeds", "gap_pairs"),
     *("gap_percent", "gap_low", "gap_high"),
 )
+_TARGET_COLUMNS = ("arm", "label", "start_fraction", "end_fraction", "seed", "scale_target", "valid_ce", "gap_percent")
 _APART = 0.008  # of the steps, between lines that meet: their intervals would hide each other
+_APART_TIMES = 1.012  # between arms, whose points at one target would hide each other
+_GAP = "gap to Baseline (%)"
 
 
-def stage_figure(rows: pd.DataFrame, job: StageJob) -> tuple[Figure, pd.DataFrame]:
-    """Gaps and their intervals, one panel per variant.
-
-    Raises:
-        UserError: no arm of the stage tapers without a treatment.
-    """
-    frame = drawn(rows, job)
-    variants = [variant for variant in VARIANTS if variant in set(frame["variant"])]
-    width_in = style.COLUMN_IN if len(variants) == 1 else style.PAGE_IN
-    note = style.wrapped(_note(frame, job), width_in)
-    with matplotlib.rc_context(style.RC):
-        height_in = 2.6 + 0.125 * len(note.splitlines())
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        axes = figure.subplots(1, len(variants), sharey=True, squeeze=False)[0]
-        for panel, variant in zip(axes, variants, strict=True):
-            panel.set_title(VARIANT_LABELS[variant])
-            _draw(panel, bands.where(frame, variant=variant), starts=sorted(set(frame["start_fraction"])))
-            panel.set_xlabel("taper ends at (fraction of the steps)")
-        axes[0].set_ylabel("gap to Baseline (%)")
-        lines = {label: line for panel in axes for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-        figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=len(lines))
-        figure.supxlabel(note, x=0.01, ha="left", color="#404040", linespacing=1.25)
-    return figure, frame
-
-
-def drawn(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
-    """Everything the figure draws: a row per variant, start and end of the taper.
+def windows(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
+    """What the figure of a stage that varies the taper's window draws: a row per variant, start and end of the taper.
 
     Raises:
-        UserError: as `stage_figure`.
+        UserError: no arm of the stage tapers as the paper does.
     """
     frame = pd.DataFrame(stage_records(rows, job))
-    plain = frame["start_fraction"].notna() & frame["treatment"].isna() & (frame["gap_pairs"] > 0)
-    tapered = pd.DataFrame(frame[plain])
+    plain = frame["start_fraction"].notna() & frame["treatment"].isna() & frame["variant"].isin(VARIANTS)
+    tapered = pd.DataFrame(frame[plain & (frame["gap_pairs"] > 0)])
     if tapered.empty:
         raise UserError(f"stage {job.stage.name} has no tapered arm with a gap to draw: leave its figure out")
     ordered = tapered.sort_values(["variant", "start_fraction", "end_fraction"], ignore_index=True)
-    return pd.DataFrame(ordered, columns=list(_COLUMNS))
+    return pd.DataFrame(ordered, columns=list(_WINDOW_COLUMNS))
 
 
-def _draw(axes: Axes, here: pd.DataFrame, starts: list[float]) -> None:
-    axes.axhline(0, color=style.LINES["baseline"]["color"], linewidth=0.7)
+def targets(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
+    """What the figure of a stage that varies the scale loss draws: a row per run with one.
+
+    Each gap is in percent of the loss of the same seed's Baseline.
+
+    Raises:
+        UserError: no run of the stage has a scale loss and a Baseline of its seed.
+    """
+    runs: list[dict[str, Any]] = [run for run in rows.to_dict("records") if run["outcome"] != DIVERGED]
+    baseline = {run["seed"]: run["valid_ce"] for run in runs if run["arm"] == job.stage.baseline}
+    points = [
+        run | {"gap_percent": stats.paired_gap({run["seed"]: run["valid_ce"]}, baseline).value}
+        for run in runs
+        if not pd.isna(run["scale_target"]) and run["seed"] in baseline
+    ]
+    if not points:
+        raise UserError(
+            f"stage {job.stage.name} has no run with a scale loss and a Baseline of its seed: leave its figure out"
+        )
+    return pd.DataFrame(points, columns=list(_TARGET_COLUMNS))
+
+
+def _window_layout(frame: pd.DataFrame, *_: Any) -> Layout:
+    """A panel per variant, a line per start."""
+    starts = sorted(set(frame["start_fraction"]))
+    variants = [variant for variant in VARIANTS if variant in set(frame["variant"])]
+    row = Row(
+        partial(_draw_windows, starts=starts),
+        [{"variant": variant} for variant in variants],
+        2.5,
+        _GAP,
+        "taper ends at (fraction of the steps)",
+        titles=[VARIANT_LABELS[variant] for variant in variants],
+    )
+    return Layout([row], style.COLUMN_IN if len(variants) == 1 else style.PAGE_IN, len(starts))
+
+
+def _draw_windows(axes: Axes, here: pd.DataFrame, *, starts: list[float]) -> None:
+    panels.zero(axes)
     for place, start in enumerate(starts):
         line = bands.where(here, start_fraction=start)
         axes.errorbar(
@@ -74,11 +94,59 @@ def _draw(axes: Axes, here: pd.DataFrame, starts: list[float]) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
 
 
-def _note(frame: pd.DataFrame, job: StageJob) -> str:
-    pairs = sorted({int(n) for n in frame["gap_pairs"]})
-    n = f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]}–{pairs[-1]}"
-    bars = "mean over paired seeds with its 95 % t interval" if pairs[0] > 1 else "mean over paired seeds"
-    return (
-        f"Run {job.run}, stage {job.stage.name}, d {job.stage.d_model}, {n} seed{'s' if pairs[-1] > 1 else ''}. Each"
-        f" line: when the taper starts; points: {bars}, below 0 better than Baseline. {job.caption}"
-    )
+def _target_layout(frame: pd.DataFrame, _: pd.DataFrame, job: StageJob) -> Layout:
+    arms = [arm.name for arm in job.stage.arms if arm.name in set(frame["arm"])]
+    xlabel = "scale target: RMS of what reaches the final norm, where the scale loss starts"
+    return Layout([Row(partial(_draw_targets, arms=arms), [{}], 2.8, _GAP, xlabel)], legend_columns=3)
+
+
+def _draw_targets(axes: Axes, frame: pd.DataFrame, *, arms: list[str]) -> None:
+    """A point per run, arms set apart a little."""
+    for place, arm in enumerate(arms):
+        here = bands.where(frame, arm=arm)
+        first = here.iloc[0]
+        start, end = first["start_fraction"], first["end_fraction"]
+        window = f"from {start:g}, no taper" if pd.isna(end) else f"taper from {start:g} to {end:g}"
+        axes.plot(
+            here["scale_target"] * _APART_TIMES ** (place - (len(arms) - 1) / 2),
+            here["gap_percent"],
+            label=f"{first['label']},\n{window}",
+            **style.POINTS[place % len(style.POINTS)],
+        )
+    panels.zero(axes)
+    axes.set_xscale("log")
+    panels.log_ticks(axes.xaxis)
+
+
+def _window_caption(frame: pd.DataFrame, _: pd.DataFrame, job: StageJob) -> Iterator[str]:
+    yield f"Stage {job.stage.name}: {job.stage.title}."
+    yield f"Run {job.run}, d {job.stage.d_model}, {bands.seeds(frame, 'gap_pairs')}."
+    several = frame["gap_pairs"].min() > 1
+    yield f"Points: mean over paired seeds{' with its 95 % t interval' if several else ''}; below 0 is better."
+    yield job.caption
+
+
+def _target_caption(frame: pd.DataFrame, _: pd.DataFrame, job: StageJob) -> Iterator[str]:
+    counts = frame.groupby("arm").size().to_frame("n")
+    yield f"Stage {job.stage.name}: {job.stage.title}."
+    yield f"Run {job.run}, d {job.stage.d_model}, {bands.span(counts, 'n')} runs of each arm."
+    yield "Each point is a run against the Baseline of its seed; below 0 is better."
+    yield "The target comes with the seed and the start: arms that start together share it."
+    yield job.caption
+
+
+KINDS = {  # the setting `figure` of a stage -> its figure
+    "window": FigureSpec(windows, _window_layout, _window_caption),
+    "scale_target": FigureSpec(targets, _target_layout, _target_caption),
+}
+
+
+def draw_stage(rows: pd.DataFrame, job: StageJob) -> Drawing:
+    """The figure of a stage, of the kind that its setting `figure` names.
+
+    Raises:
+        UserError: the setting names none, or the rows hold nothing to draw.
+    """
+    if job.stage.figure is None:
+        raise UserError(f"stage {job.stage.name} has no figure: its setting `figure` is null")
+    return KINDS[job.stage.figure].draw(rows, job)

@@ -1,6 +1,5 @@
 """How every figure looks: print sizes, colours safe for the colour-blind, dashes that tell lines apart in grey."""
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ LINES: dict[str, dict[str, Any]] = {
     "all": {"color": _COLORS[1], "linestyle": "-"},
     "all_aux": {"color": _COLORS[3], "linestyle": (0, (5, 1.2, 1.2, 1.2))},
 }
+MARKERS = {"baseline": "o", "internal": "D", "internal_aux": "s", "all": "^", "all_aux": "v"}
+MARKERS |= {"vanilla": "o", "fakeln": "D"}
 # Methods of fine-tuning; a taper looks as in pre-training, and Vanilla as Baseline, which it is.
 METHODS: dict[str, dict[str, Any]] = {
     "vanilla": LINES["baseline"],
@@ -39,6 +40,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "unfused": {"color": _COLORS[1], "marker": "s", "markersize": 2.6},
     "fused": {"color": _COLORS[0], "marker": "o", "markersize": 3.2},
     "identity": {"color": "#8C8C8C", "marker": "_", "markersize": 7},
+}
+# Ranges that others published of such arms.
+RANGES: dict[str, dict[str, Any]] = {
+    "unfused": {"facecolor": _COLORS[1], "edgecolor": _COLORS[1], "hatch": "/////"},
+    "fused": {"facecolor": _COLORS[0]},
 }
 # When a taper starts, early to late.
 STARTS: tuple[dict[str, Any], ...] = tuple(
@@ -54,7 +60,8 @@ POINTS: tuple[dict[str, Any], ...] = tuple(
     )
     for color, marker in marks
 )
-HELD_OUT: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3.2, "markerfacecolor": "#FFFFFF"}
+HELD_OUT: dict[str, Any] = {"linestyle": "none", "markersize": 3.2, "markerfacecolor": "#FFFFFF"}
+THRESHOLD: dict[str, Any] = {"color": "#595959", "linewidth": 0.8, "linestyle": (0, (1, 2.5))}
 GATE = {"color": "#595959", "linewidth": 0.9}
 BAND_ALPHA = 0.18
 
@@ -89,11 +96,3 @@ RC: dict[Any, Any] = {
     "pdf.compression": 0,  # by the zlib of the system, which is not the same everywhere
     "savefig.dpi": 300,
 }
-
-
-def wrapped(text: str, width_in: float) -> str:
-    """Break `text` into lines that fit a figure `width_in` inches wide at 7 points, each dollar in it a dollar.
-
-    Between two of them matplotlib would set mathematics.
-    """
-    return "\n".join(textwrap.wrap(text, int(17.5 * width_in))).replace("$", r"\$")

@@ -1,51 +1,41 @@
 """The per-token scale at every norm, before and after a taper: where one constant has to stand for all tokens."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
-from . import bands, style
+from ..frames.own_models import OwnRows
+from . import bands, panels, style
+from .figure import FigureSpec, Layout, Row
 
 _FORMS = ("before", "after")
 _FIRST: dict[str, Any] = {"marker": "^", "s": 9, "linewidths": 0, "color": style.LINES["all"]["color"]}
 _LARGEST: dict[str, Any] = {"marker": "x", "s": 7, "linewidths": 0.7, "color": style.LINES["all_aux"]["color"]}
 _GONE, _KEPT = style.LINES["internal_aux"]["color"], style.LINES["baseline"]["color"]
+_RANGE: dict[str, Any] = {"linestyle": "none", "elinewidth": 1.2, "marker": "o", "markersize": 2.4}
 _CONSTANT: dict[str, Any] = {"color": "#7A7A7A", "linewidth": 0.9}
-_RANGES = {gone: f"norm {word}: median, 0.1–99.9 % of tokens" for gone, word in ((True, "gone"), (False, "kept"))}
+_BLOCKS = "norms in the order they run, by block"
 _MOST_APART = 100  # times as large, on one axis
-_DECADES = 300  # of an axis, from which on only powers of ten are numbered
 _NAMED = 3  # of the largest tokens
 
 
-def figure_spread(rows: pd.DataFrame, *, run: str, caption: str) -> tuple[Figure, pd.DataFrame]:
-    """Draw the rows of `spread_rows.read`, a panel for each form above the other, on one logarithmic scale."""
-    note = style.wrapped(_note(rows, run, caption), style.PAGE_IN)
-    height_in = 4.35 + 0.125 * len(note.splitlines())
-    with matplotlib.rc_context(style.RC):
-        figure = Figure(figsize=(style.PAGE_IN, height_in), layout="constrained")
-        panels = figure.subplots(2, 1, sharex=True, sharey=_comparable(rows))
-        for axes, (form, title) in zip(panels, _titles(rows).items(), strict=True):
-            _draw(axes, bands.where(rows, form=form))
-            axes.set_title(title, loc="left")
-            axes.set_ylabel("per-token scale s")
-        _blocks(panels[-1], bands.where(rows, form="before"))
-        shown = {name: handle for handle, name in zip(*panels[0].get_legend_handles_labels(), strict=True)}
-        names = sorted(shown, key=lambda name: name not in _RANGES.values())  # the ranges first
-        figure.legend([shown[name] for name in names], names, loc="outside upper center", ncols=3)
-        figure.supxlabel(note, x=0.01, ha="left", color="#404040", linespacing=1.25)
-    return figure, rows
+def drawn(found: OwnRows, label: str) -> pd.DataFrame:
+    """The scales at every norm of the taper `label`, in both forms."""
+    return found.spread_of(label)
 
 
-def _titles(rows: pd.DataFrame) -> dict[str, str]:
-    """Form -> what its panel shows; a control has no norm gone."""
+def _layout(rows: pd.DataFrame, *_: Any) -> Layout:
+    """A panel for each form above the other; a control has no norm gone."""
     after = "tapered, at g = 0" if bool(rows["gone"].any()) else "trained, every norm kept"
-    return dict(zip(_FORMS, ("before: the base model", f"after: {after}"), strict=True))
+    shared = {"height_in": 2.05, "ylabel": "per-token scale s"}
+    both = [
+        Row(_draw, [{"form": "before"}], titles=["before: the base model"], **shared),
+        Row(_draw, [{"form": "after"}], xlabel=_BLOCKS, titles=[f"after: {after}"], **shared),
+    ]
+    return Layout(both, legend_columns=3, same_y=_comparable(rows))
 
 
 def _comparable(rows: pd.DataFrame) -> bool:
@@ -56,28 +46,29 @@ def _comparable(rows: pd.DataFrame) -> bool:
 
 def _draw(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_yscale("log")
-    for gone, color in ((True, _GONE), (False, _KEPT)):
-        mine = bands.where(rows, gone=gone)
-        if not len(mine):
-            continue
-        ends = [mine["median"] - mine["p0_1"], mine["p99_9"] - mine["median"]]
-        look: dict[str, Any] = {"linestyle": "none", "elinewidth": 1.2, "marker": "o", "markersize": 2.4}
-        if not gone:
-            look |= {"markerfacecolor": "#FFFFFF", "markeredgewidth": 0.8}
-        axes.errorbar(mine["place"], mine["median"], yerr=ends, color=color, label=_RANGES[gone], **look)
+    for word, color, filling in (("gone", _GONE, None), ("kept", _KEPT, "#FFFFFF")):
+        mine = bands.where(rows, gone=word == "gone")
+        if len(mine):
+            axes.errorbar(
+                mine["place"],
+                mine["median"],
+                yerr=[mine["median"] - mine["p0_1"], mine["p99_9"] - mine["median"]],
+                label=f"norm {word}: median, 0.1–99.9 % of tokens",
+                color=color,
+                markerfacecolor=filling,
+                **_RANGE,
+            )
     axes.scatter(rows["place"], rows["first"], label="position 0, median of rows", zorder=3, **_FIRST)
     axes.scatter(rows["place"], rows["largest"], label="largest token at a later position", zorder=3, **_LARGEST)
     gone = bands.where(rows, gone=True)
     if len(gone):
         ends = gone["place"] - 0.5, gone["place"] + 0.5
         axes.hlines(gone["constant"], *ends, label="the constant, 1/c", zorder=1.5, **_CONSTANT)
-    for place in bands.where(rows.assign(lost=rows["nonfinite"] > 0), lost=True)["place"]:
+    for place in rows["place"][rows["nonfinite"] > 0]:
         axes.text(place, 0.98, "∞", transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=6)
     axes.grid(visible=False, axis="x")
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high / low > _DECADES else (1, 2, 5), numticks=9))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
+    panels.log_ticks(axes.yaxis)
+    _blocks(axes, rows)
 
 
 def _blocks(axes: Axes, rows: pd.DataFrame) -> None:
@@ -91,25 +82,22 @@ def _blocks(axes: Axes, rows: pd.DataFrame) -> None:
     shown = {starts[name]: name for name in [*numbered[::every], "final"] if name in starts}
     axes.set_xticks(list(shown), list(shown.values()))
     axes.set_xlim(-0.8, len(rows) - 0.2)
-    axes.set_xlabel("norms in the order they run, by block")
 
 
-def _note(rows: pd.DataFrame, run: str, caption: str) -> str:
+def _caption(rows: pd.DataFrame, found: OwnRows, label: str) -> Iterator[str]:
     """What the reader must know: run, text, which norms are gone, the tokens of the largest scales, lost ones."""
     records = rows.to_dict("records")
     norms = [record for record in records if record["form"] == "before"]
     first = records[0]
-    gone = sum(record["gone"] for record in norms)
-    parts = [
-        f"Run {run}: {gone} of {len(norms)} norms gone.",
-        f"{first['rows']} held-out rows of {first['context']} tokens ({first['text']}).",
-    ]
+    yield "Per-token scale at every norm, before and after."
+    yield f"Run {found.run}, {label}: {sum(record['gone'] for record in norms)} of {len(norms)} norms gone."
+    yield f"{first['rows']} held-out rows of {first['context']} tokens ({first['text']})."
     for form in _FORMS:
         mine = [record for record in records if record["form"] == form]
-        parts.append(f"Largest tokens {form}, in multiples of the median: {', '.join(_largest(mine))}.")
+        yield f"Largest tokens {form}, in multiples of the median: {', '.join(_largest(mine))}."
         if (lost := max(record["nonfinite"] for record in mine)) > 0:
-            parts.append(f"∞: up to {lost} tokens {form} have no finite scale; what reaches them is not drawn.")
-    return " ".join([*parts, caption]).strip()
+            yield f"∞: up to {lost} tokens {form} have no finite scale; what reaches them is not drawn."
+    yield found.caption
 
 
 def _largest(records: Sequence[Mapping[Any, Any]]) -> list[str]:
@@ -120,3 +108,6 @@ def _largest(records: Sequence[Mapping[Any, Any]]) -> list[str]:
         piece = record["piece"]
         found.setdefault(piece, f"{piece!r} at position {record['position']} ({factor:.3g})")
     return list(found.values())[:_NAMED]
+
+
+FIGURE_SPREAD = FigureSpec(drawn, _layout, _caption)

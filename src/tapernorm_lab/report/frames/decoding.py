@@ -8,7 +8,7 @@ from typing import Any
 
 from tapernorm.util.errors import UserError
 
-from ...config.sections import VARIANT_LABELS
+from ...config.variants import VARIANT_LABELS
 from ...experiments.speed.interleaved_timing import (
     Interval,
     Samples,

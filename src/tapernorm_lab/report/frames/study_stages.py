@@ -72,7 +72,7 @@ def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
         "stage": job.stage.name,
         "arm": run.arm,
         "label": arm.label,
-        "variant": arm.variant,
+        "variant": arm.variant.name,
         "treatment": treatment_of(arm),
         "d_model": job.stage.d_model,
         "seed": run.seed,
@@ -91,7 +91,7 @@ def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
 def _unused(arm: Arm, row: Row) -> Row:
     """What the result of a run tells and the run did not use: a target without its loss, an end without a taper."""
     unused: Row = {} if row["anchor_weight"] else {"scale_target": None}
-    if arm.treatment is not None and arm.treatment.anchor_only:
+    if not arm.variant.tapers:
         unused |= {"end_fraction": None}
     return unused
 

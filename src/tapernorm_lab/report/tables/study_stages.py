@@ -73,8 +73,9 @@ def stage_records(rows: pd.DataFrame, job: StageJob) -> list[Row]:
     records = []
     for arm in job.stage.arms:
         cell = cells.get(arm.name)
-        record = {"run": job.run, "stage": job.stage.name, "arm": arm.name, "label": arm.label, "variant": arm.variant}
-        record |= {"treatment": treatment_of(arm), **_of_seeds([run for run in runs if run["arm"] == arm.name])}
+        record = {"run": job.run, "stage": job.stage.name, "arm": arm.name, "label": arm.label}
+        record |= {"variant": arm.variant.name, "treatment": treatment_of(arm)}
+        record |= _of_seeds([run for run in runs if run["arm"] == arm.name])
         for name, other in against.items():
             gap = cell.gaps[name] if cell else stats.paired_gap({}, {})
             record |= {f"{name}_to": other, f"{name}_pairs": len(gap.seeds), f"{name}_percent": gap.value}
@@ -86,7 +87,7 @@ def stage_records(rows: pd.DataFrame, job: StageJob) -> list[Row]:
 def _best_baseline(job: StageJob, finished: Sequence[Row]) -> str:
     """The Baseline with settings of its own, or none, that has the lowest mean over all seeds; else the stage's."""
     stage = job.stage
-    plain = {arm.name for arm in stage.arms if arm.variant == "baseline" and arm.treatment is None}
+    plain = {arm.name for arm in stage.arms if arm.variant.plain and arm.treatment is None}
     cells = summarise((run for run in finished if run["arm"] in plain), ["arm"], "valid_ce")
     whole: list[Cell] = [cell for cell in cells if cell.n == len(stage.seeds)]
     return min(whole, key=lambda cell: cell.mean).key["arm"] if whole else stage.baseline

@@ -10,7 +10,7 @@ from tapernorm.util.errors import UserError
 
 from ...config import published
 from ...config.jobs import ReportJob
-from ...config.sections import VARIANT_LABELS, VARIANTS
+from ...config.variants import VARIANT_LABELS, VARIANTS, Variant
 from ..engine import statistics as stats
 from ..engine.cells import interval, mean_sd, number, text
 from ..engine.frame import Row
@@ -170,7 +170,7 @@ def _notes(jobs: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
     remarks = [f"; {VARIANT_LABELS[v]}, {r.note}" for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
     yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here{''.join(remarks)}."
     yield f"Peak learning rate {', '.join(f'{rate:g}' for rate in sorted({job['lr'] for job in jobs}))}."
-    tapered = [job for job in jobs if job["variant"] != "baseline"]
+    tapered = [job for job in jobs if Variant.named(job["variant"]).tapers]
     for what, some in {"settings": jobs, "taper": tapered}.items():
         if len(versions := {job[f"{what}_hash"] for job in some}) > 1:
             yield f"The runs are of {len(versions)} versions of the config: {what} differ."

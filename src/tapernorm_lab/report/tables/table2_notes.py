@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from ...config.sections import VARIANT_LABELS
+from ...config.variants import VARIANT_LABELS
 from ..frames.decoding import MODES, Bench, Row
 
 

@@ -77,7 +77,7 @@ def _width_records(job: SettingsJob) -> Iterator[Row]:
             "gate_end": gate.end,
             "lr": job.train.lr,
             "n_seeds": len(job.seeds),
-            "variants": " ".join(width.variants),
+            "variants": " ".join(map(str, width.variants)),
             "assumed": " ".join(a.setting for a in job.assumptions if a.setting and a.setting.startswith("widths.")),
         }
 

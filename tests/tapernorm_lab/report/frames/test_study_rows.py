@@ -9,7 +9,6 @@ from synthetic_study import LOSSES, SEEDS, stage_job, write_stage
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import canonical_json
 from tapernorm_lab.cli.main import main
-from tapernorm_lab.config.study import Treatment
 from tapernorm_lab.report.frames import study_stages as study_rows
 
 
@@ -54,7 +53,8 @@ def test_settings_come_from_the_job_that_ran(rows):
     assert (row_of(rows, "slow", 1)["lr"], row_of(rows, "baseline", 1)["lr"]) == (0.0015, 0.003)
     assert row_of(rows, "later", 1)["end_fraction"] == 0.7
     assert pd.isna(row_of(rows, "baseline", 1)["end_fraction"])
-    assert row_of(rows, "relative", 2)["treatment"] == '{"anchor":"relative"}'
+    assert row_of(rows, "relative", 2)["variant"] == "all_relative"
+    assert row_of(rows, "tempered", 2)["treatment"] == '{"temperature":true}'
     assert row_of(rows, "later", 2)["taper_start_jump"] == 0.02
     assert pd.isna(row_of(rows, "papers", 2)["taper_start_jump"])  # a run of the paper's tables measures none
 
@@ -117,8 +117,7 @@ def test_a_run_without_the_scale_loss_has_no_target_and_one_without_a_taper_no_e
             if run.arm == "later":
                 document["job"]["pretrain"]["taper"]["anchor_weight"] = 0.0
             path.write_text(json.dumps(document))
-    alone = Treatment(anchor_only=True)
-    arms = tuple(arm.model_copy(update={"treatment": alone}) if arm.name == "wild" else arm for arm in job.stage.arms)
+    arms = tuple(arm.model_copy(update={"taper": "none"}) if arm.name == "wild" else arm for arm in job.stage.arms)
     rows = study_rows.collect(
         job.model_copy(update={"stage": job.stage.model_copy(update={"arms": arms})}),
         tmp_path,

@@ -1,0 +1,100 @@
+"""A variant: which norms are tapered, and what anchors the scale before the head. The paper names five of them."""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+TaperedNorms = Literal["none", "internal", "final", "all"]
+Anchor = Literal["none", "absolute", "relative"]  # scale loss: none, (s - s_tgt)^2, ((s - s_tgt)/s_tgt)^2
+
+_STEMS = {
+    "none": ("baseline", "Baseline"),
+    "internal": ("internal", "Internal-Taper"),
+    "final": ("final", "Final-Taper"),
+    "all": ("all", "All-Taper"),
+}
+_ENDINGS = {"none": ("", ""), "absolute": ("_aux", " (+aux)"), "relative": ("_relative", " (+relative aux)")}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is done to the norms of a model while it trains; as text, its name."""
+
+    taper: TaperedNorms
+    anchor: Anchor
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The variant of this name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = {made.name: made for made in (cls(*fields) for fields in product(_TAPERS, _ANCHORS))}
+        if name not in found:
+            raise ValueError(f"there is no variant {name!r}; there are {', '.join(found)}")
+        return found[name]
+
+    @property
+    def name(self) -> str:
+        """As folders, results and the command line have it; the paper's, where it has the variant."""
+        return _STEMS[self.taper][0] + _ENDINGS[self.anchor][0]
+
+    @property
+    def label(self) -> str:
+        """As tables and figures have it."""
+        return _STEMS[self.taper][1] + _ENDINGS[self.anchor][1]
+
+    @property
+    def tapers(self) -> bool:
+        """Whether any norm is tapered."""
+        return self.taper != "none"
+
+    @property
+    def internal(self) -> bool:
+        """Whether the norms inside the blocks are tapered."""
+        return self.taper in ("internal", "all")
+
+    @property
+    def final(self) -> bool:
+        """Whether the final norm is tapered."""
+        return self.taper in ("final", "all")
+
+    @property
+    def anchored(self) -> bool:
+        """Whether there is a scale loss."""
+        return self.anchor != "none"
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the Baseline, to which nothing is attached."""
+        return not (self.tapers or self.anchored)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_TAPERS: tuple[TaperedNorms, ...] = get_args(TaperedNorms)
+_ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
+PAPER_VARIANTS = tuple(Variant.named(name) for name in ("baseline", "internal", "internal_aux", "all", "all_aux"))
+VARIANTS = tuple(variant.name for variant in PAPER_VARIANTS)
+VARIANT_LABELS = {variant.name: variant.label for variant in PAPER_VARIANTS}
+
+
+def _read(given: Any) -> Any:
+    return Variant.named(given) if isinstance(given, str) else given
+
+
+def _read_of_paper(given: Any) -> Any:
+    if (variant := _read(given)) not in PAPER_VARIANTS:
+        raise ValueError(f"{given!r} is none of the paper's variants, {', '.join(VARIANTS)}: make it an arm of a study")
+    return variant
+
+
+_NAME = PlainSerializer(str, return_type=str)
+AnyVariant = Annotated[Variant, BeforeValidator(_read), _NAME, WithJsonSchema({"type": "string"})]  # by its name
+PaperVariant = Annotated[
+    Variant, BeforeValidator(_read_of_paper), _NAME, WithJsonSchema({"enum": list(VARIANTS), "type": "string"})
+]
