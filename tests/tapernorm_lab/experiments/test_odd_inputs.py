@@ -285,7 +285,8 @@ def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp
     for name in ("table_S3", "table_S3x", "figure_S3"):
         assert report(name, told, tmp_path, tmp_path / "made") == 0
     tables = {f"table_S3{x}.{kind}" for x in ("", "x") for kind in ("csv", "md", "tex", "html")}
-    assert files_in(tmp_path / "made") == tables | {f"figure_S3.{kind}" for kind in ("pdf", "png", "csv")}
+    figures = {f"figure_S3.{kind}" for kind in ("pdf", "png", "csv", "md", "tex", "html")}
+    assert files_in(tmp_path / "made") == tables | figures
 
 
 def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(made, result, tmp_path, capsys):
