@@ -7,7 +7,7 @@ import pytest
 from places import ROOT
 from prose import sentences, words
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*/README.md"))]
 LONGEST = 25  # words of a sentence
 
 CHANGES = ("A new architecture", "A new variant", "A new table", "A new corpus")
@@ -34,7 +34,7 @@ def test_the_map_of_the_house_names_every_room():
     assert named == rooms | {"src/tapernorm"}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_pages_name_modules_and_files_that_exist_in_lines_of_120_columns(page):
     text = page.read_text(encoding="utf-8")
     paths = set(re.findall(r"`((?:src|tests|workflow|profiles|config|docs|benchmarks)/[^`\s*{}<>]+)`", text))
@@ -55,7 +55,7 @@ def test_loops_for_loaded_models_put_them_into_training_mode(page):
     assert "model.train()" in text[start:observed]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_no_sentence_is_longer_than_25_words(page):
     found = sentences(page.read_text(encoding="utf-8"))
     assert [sentence for sentence in found if words(sentence) > LONGEST] == []
@@ -69,7 +69,7 @@ def test_sentences_are_found_and_counted():
     assert sentences(f"| {'cell ' * 30} |\n\n<!-- {'word ' * 30} -->\n") == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_between_pages_lead_somewhere(page):
     for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(#([^)]+))?\)", page.read_text(encoding="utf-8")):
         found = page.parent / target if target else page

@@ -216,17 +216,6 @@ def test_no_file_names_a_registry_or_a_path_of_one_machine():
     assert found == []
 
 
-def test_the_citation_names_this_version_and_the_paper():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-    assert citation["version"] == tapernorm.__version__
-    assert citation["license"] == PROJECT["license"] == "MIT"
-    (paper,) = citation["references"]
-    assert [author["family-names"] for author in paper["authors"]] == ["Kanavalau", "Amo Alonso", "Lall"]
-    assert paper["doi"] == "10.48550/arXiv.2602.10408"
-    assert citation["authors"][0]["name"] in (ROOT / "LICENSE").read_text(encoding="utf-8")
-
-
 def test_local_hooks_run_the_tools_of_the_environment():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     tools = {canonicalize_name(Requirement(text).name) for text in EXTRAS["test"]}

@@ -114,49 +114,20 @@ class Config(Gpt2Jobs, Strict):
                     f"devices_per_job ({devices}) does not divide {name} ({batch}): every device takes an equal share "
                     "of its rows"
                 )
-        for method, name, seed in self.finetune_cells():
-            devices = self._size(name).devices_per_job
-            self.finetune_job(method, name, seed).require_whole_micro_batches(devices)
         return self
 
     @model_validator(mode="after")
     def _every_job_is_possible(self) -> Self:
-        for width in self.widths:
-            for variant in width.variants:
-                self.pretrain_job(variant, width.d_model, self.seeds[0])
-        return self
-
-    @model_validator(mode="after")
-    def _every_finetune_is_possible(self) -> Self:
+        for cell in self.pretrain_cells():
+            self.pretrain_job(*cell)
         for method, size, seed in self.finetune_cells():
-            self.finetune_job(method, size, seed)
-        return self
-
-    @model_validator(mode="after")
-    def _every_arm_is_possible(self) -> Self:
-        if self.study is not None:
-            distinct("stages of the study", [stage.name for stage in self.study])
+            devices = self._size(size).devices_per_job
+            self.finetune_job(method, size, seed).require_whole_micro_batches(devices)
         for stage, arm, seed in self.study_cells():
             try:
                 self.arm_job(stage, arm, seed)
             except ValueError as error:
                 raise ValueError(f"stage {stage.name}, arm {arm.name}: {error}") from None
-        return self
-
-    @model_validator(mode="after")
-    def _searches_use_other_seeds(self) -> Self:
-        stages = self.study or ()
-        reported = {seed for stage in stages if not stage.search for seed in stage.seeds} | set(self.seeds)
-        for stage in stages:
-            if stage.search and (shared := sorted(reported.intersection(stage.seeds))):
-                raise ValueError(
-                    f"stage {stage.name} searches on seeds {shared}, which tables report: what picks a setting uses "
-                    "other seeds than what reports it"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _every_odd_input_is_possible(self) -> Self:
         for d_model, seed in self.robustness_cells():
             self.robustness_job(d_model, seed)
         for name in self.robustness.stages if self.robustness else ():
@@ -164,6 +135,20 @@ class Config(Gpt2Jobs, Strict):
                 self.stage_robustness_job(name, self.stage(name).seeds[0])
             except UserError as error:
                 raise ValueError(f"robustness.stages: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _searches_use_other_seeds(self) -> Self:
+        stages = self.study or ()
+        if stages:
+            distinct("stages of the study", [stage.name for stage in stages])
+        reported = {seed for stage in stages if not stage.search for seed in stage.seeds} | set(self.seeds)
+        for stage in stages:
+            if stage.search and (shared := sorted(reported.intersection(stage.seeds))):
+                raise ValueError(
+                    f"stage {stage.name} searches on seeds {shared}, which tables report: what picks a setting uses "
+                    "other seeds than what reports it"
+                )
         return self
 
     @model_validator(mode="after")

@@ -5,12 +5,7 @@ from tapernorm.util.hashing import canonical_json, digest
 from .jobs import PretrainJob
 from .run import Config
 from .sections import Seed, Strict
-from .study import (
-    ArmJob,
-    Name,
-    Stage,
-    StageName,
-)
+from .study import ArmJob, Name, Stage, StageName
 
 
 class ArmRun(Strict):
@@ -42,24 +37,20 @@ def stage_job(config: Config, name: str) -> StageJob:
     Raises:
         UserError: the config has no such stage.
     """
-    stage, lies_in = config.stage(name), homes(config)
+    stage, lies_in, pretrained = config.stage(name), homes(config), set(_pretrained(config).values())
     runs = []
     for arm in stage.arms:
         for seed in stage.seeds:
             job = config.arm_job(stage, arm, seed)
             folder = lies_in[name, arm.name, seed]
-            own: ArmJob | PretrainJob = job if folder.startswith("study/") else job.pretrain
+            own: ArmJob | PretrainJob = job.pretrain if folder in pretrained else job
             runs.append(ArmRun(arm=arm.name, seed=seed, folder=folder, config_hash=digest(canonical_json(own))))
     return StageJob(run=config.run, caption=config.caption, stage=stage, runs=tuple(runs))
 
 
 def homes(config: Config) -> dict[tuple[StageName, Name, Seed], str]:
     """(stage, arm, seed) -> folder of its run: a pre-training's, or the first arm's, that has the same job."""
-    taken = {
-        canonical_json(ArmJob(pretrain=config.pretrain_job(v, d, s), treatment=None)): f"pretrain/{v}/d{d}/seed{s}"
-        for v, d, s in config.pretrain_cells()
-    }
-    found = {}
+    taken, found = _pretrained(config), {}
     for stage, arm, seed in config.study_cells():
         mine = run_folder(stage.name, arm.name, seed)
         identity = canonical_json(config.arm_job(stage, arm, seed))
@@ -67,8 +58,16 @@ def homes(config: Config) -> dict[tuple[StageName, Name, Seed], str]:
     return found
 
 
+def _pretrained(config: Config) -> dict[str, str]:
+    """What an arm's job is that equals a pre-training's -> the folder of that run."""
+    return {
+        canonical_json(ArmJob(pretrain=config.pretrain_job(v, d, s), treatment=None)): f"pretrain/{v}/d{d}/seed{s}"
+        for v, d, s in config.pretrain_cells()
+    }
+
+
 def replaces_norms(stage: Stage) -> bool:
-    """Whether a stage reports rivals of the norms: its arms are then timed and tried on odd inputs as well."""
+    """Whether arms of a reporting stage replace their norms: they are then timed and tried on odd inputs as well."""
     return not stage.search and any(arm.treatment is not None and arm.treatment.norm is not None for arm in stage.arms)
 
 

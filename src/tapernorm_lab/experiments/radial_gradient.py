@@ -4,11 +4,13 @@ import copy
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapernorm.architectures import architecture_of, logits_of
 from tapernorm.scale_loss import ScaleProbe
+from tapernorm.util.module_modes import evaluating
+
+from ..training.training_loss import cross_entropy
 
 
 def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
@@ -25,7 +27,7 @@ def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
     arch = architecture_of(model)
     norm, head = (copy.deepcopy(model.get_submodule(name)).double() for name in (arch.final, arch.head))
     ScaleProbe.remove(norm)
-    loss = F.cross_entropy(head(norm(h)).flatten(0, 1), targets.flatten(), reduction="sum")  # a token's own, unscaled
+    loss = cross_entropy(head(norm(h)), targets, reduction="sum")  # a token's own, unscaled
     (gradient,) = torch.autograd.grad(loss, h)
     along = (gradient * h).sum(-1).abs()
     most = gradient.norm(dim=-1) * h.norm(dim=-1)
@@ -40,12 +42,10 @@ def _pre_logit(model: nn.Module, inputs: Tensor) -> Tensor:
     def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
         kept.append(args[0].detach())
 
-    training = model.training
     hook = model.get_submodule(architecture_of(model).final).register_forward_pre_hook(keep)
     try:
-        model.eval()
-        logits_of(model, inputs)
+        with evaluating(model):
+            logits_of(model, inputs)
     finally:
         hook.remove()
-        model.train(training)
     return kept[0]

@@ -10,12 +10,12 @@ Stronger Normalization-Free Transformers, arXiv 2512.10938. Both take each value
 nonlinear, so nothing of them folds into the next map: unlike a tapered norm they stay in the inference graph.
 
 How their authors train language models, and so do we. The map stands where each norm was, the final one included;
-gamma starts at 1, beta and s at 0 (a model so narrow that the final map cannot leave it at 1 may be given another
-final gamma: `config.study.NormReplacement`). alpha starts higher before attention than elsewhere, and lower the wider
-the model ([Z] section 7.2: 0.8 and 0.2 in LLaMA 7B; the code of [C] has a start of its own before attention, before the
-MLPs and before the head of GPT-2, 1 where none is given). A learned scalar, sqrt(D) at the start, multiplies the
-embeddings: without it the first activations are too small for training to get under way ([Z] appendix A; the code of
-[C] has it too, with a head that shares the unscaled embedding, as here).
+gamma starts at 1, beta and s at 0 (a narrow model may be given another final gamma:
+`config.study.NormReplacement`). alpha starts higher before attention than elsewhere, and lower the wider the model
+([Z] section 7.2: 0.8 and 0.2 in LLaMA 7B). The code of [C] has a start of its own before attention, before the MLPs and
+before the head of GPT-2, 1 where none is given. A learned scalar, sqrt(D) at the start, multiplies the embeddings.
+Without it the first activations are too small for training to get under way ([Z] appendix A). The code of [C] has it
+too, with a head that shares the unscaled embedding, as here.
 """
 
 import math

@@ -35,7 +35,7 @@ def _read_stage(files: Sequence[Path], job: StageJob) -> pd.DataFrame:
 
 def _read_graphs(files: Sequence[Path], job: StageJob) -> Any:
     """What the arms leave to run, and the benchmark beside it, if there is one."""
-    timed = decoding.read(files[1], kind=decoding.WITH_REPLACEMENTS) if files[1].is_file() else None
+    timed = decoding.read(files[1], kind=decoding.REPLACEMENTS) if files[1].is_file() else None
     return inference_graph.read(files[0], job), timed
 
 

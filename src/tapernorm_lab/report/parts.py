@@ -171,7 +171,7 @@ def _benched(config: Config, source: str) -> Part:
 
 
 def _require_bench(config: Config, file: str, results: Path) -> None:
-    document = read_document(results / file, decode_rows.DECODE, decode_rows.LAST_TOKEN, decode_rows.WITH_REPLACEMENTS)
+    document = read_document(results / file, decode_rows.DECODE, decode_rows.LAST_TOKEN, decode_rows.REPLACEMENTS)
     found = value_at(document, "provenance.config_hash", results / file)
     if found != digest(config.bench_job().model_dump(mode="json")):
         raise UserError(f"{file} was measured with other settings than the config's section bench: measure again")

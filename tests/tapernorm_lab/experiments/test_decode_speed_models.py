@@ -108,7 +108,7 @@ def test_arms_have_the_dtype_asked_for_and_the_source_stays_as_it_was():
     assert model(tokens()).dtype == torch.float32
 
 
-def test_replacements_of_norms_join_the_arms_where_they_are_asked_for():
+def test_replacements_join_the_arms_where_they_are_asked_for():
     model, _ = gated(final=True, model_options={"tie_head": True})
     arms = make_arms(model, torch.float32, replacements=True)
     assert tuple(arms) == (*ARMS, *REPLACEMENTS) == (*decode_rows.ARMS, *decode_rows.REPLACEMENT_ARMS)

@@ -25,7 +25,7 @@ def left(model):
     return {name: found[name] for name in NONE}
 
 
-def rival(kind, **options):
+def replaced(kind, **options):
     model = decoder(dtype=torch.float32, **options)
     replace_norms(model, kind, alpha=0.5, attention_alpha=0.8)
     scale_embedding(model)
@@ -50,11 +50,12 @@ def test_what_is_left_is_counted(norm):
         assert left(model) == NONE | {"norm": 5}
 
 
-def test_replacements_of_norms_keep_a_function_per_norm():
-    assert left(rival("dyt")) == NONE | {"tanh": 5}
-    assert left(rival("derf")) == NONE | {"erf": 5}
+def test_replacements_keep_a_function_per_norm():
+    assert left(replaced("dyt")) == NONE | {"tanh": 5}
+    assert left(replaced("derf")) == NONE | {"erf": 5}
     bare, _ = calibrated(dtype=torch.float32, final=True)
-    assert operations(rival("dyt"))["all"] == operations(fold(bare)[0])["all"] + 3 * 5 + 1  # and the embedding's scale
+    plain = operations(fold(bare)[0])["all"]
+    assert operations(replaced("dyt"))["all"] == plain + 3 * 5 + 1  # and the embedding's scale
 
 
 def test_a_norm_free_model_has_a_kernel_for_each_thing_it_does():
@@ -82,7 +83,7 @@ def test_the_largest_activation_is_that_of_the_stream_before_any_place_of_a_norm
         "plain": lambda: decoder(dtype=torch.float32),
         "folded": lambda: fold(calibrated(dtype=torch.float32)[0])[0],
     }
-    made = model[kind]() if kind in model else rival(kind)
+    made = model[kind]() if kind in model else replaced(kind)
     with torch.no_grad():
         made.model.layers[1].self_attn.o_proj.weight[3] *= 50  # one feature, from the middle of the last block on
     seen: list[float] = []

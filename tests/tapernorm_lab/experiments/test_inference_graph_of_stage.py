@@ -50,7 +50,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageJob, Path, Path]
     folder = tmp_path_factory.mktemp("stage")
     streams = write_stream(folder / "tokens")
     stage = Stage(
-        name="S2", title="Rivals", search=False, figure=None, d_model=12, seeds=SEEDS, baseline="baseline", arms=ARMS
+        name="S2",
+        title="Norms",
+        search=False,
+        figure=None,
+        d_model=12,
+        seeds=SEEDS,
+        baseline="baseline",
+        arms=ARMS,
     )
     runs = []
     for arm in ARMS:
@@ -121,7 +128,7 @@ def test_rows_come_back_from_csv_as_they_were(run, rows, tmp_path) -> None:
 
 def test_each_arm_gets_the_speed_of_the_timed_arm_that_leaves_the_same(run, rows, tmp_path) -> None:
     job, *_ = run
-    bench = decode_rows.read(bench_file(tmp_path / "bench.json"), kind=decode_rows.WITH_REPLACEMENTS)
+    bench = decode_rows.read(bench_file(tmp_path / "bench.json"), kind=decode_rows.REPLACEMENTS)
     made = {record["arm"]: record for record in oddities_table.oddities_table((rows, bench), job).records}
     speed = {row["arm"]: row["ratio_baseline"] for row in bench.where(phase="decode", mode="eager")}
     timed = {"baseline": "baseline", "internal": "fused", "all": "identity", "dyt": "dyt", "derf": "derf"}
@@ -132,7 +139,7 @@ def test_each_arm_gets_the_speed_of_the_timed_arm_that_leaves_the_same(run, rows
     assert made["warm"]["speed_of"] is None
     assert "speed_eager" not in made["warm"]
     assert "speed_eager" not in made["wild"]
-    wide = decode_rows.read(bench_file(tmp_path / "wide.json", d_model=24), kind=decode_rows.WITH_REPLACEMENTS)
+    wide = decode_rows.read(bench_file(tmp_path / "wide.json", d_model=24), kind=decode_rows.REPLACEMENTS)
     with pytest.raises(UserError, match="timed a model of width 24 and stage S2 has 12"):
         oddities_table.oddities_table((rows, wide), job)
 
@@ -178,4 +185,4 @@ def test_the_command_line_makes_rows_and_table(run, tmp_path, capsys) -> None:
     assert {path.suffix for path in tmp_path.glob("table_S2_oddities.*")} == {".csv", ".md", ".tex", ".html"}
     assert "5 tanh" in (tmp_path / "table_S2_oddities.md").read_text()
     assert main(["rows", "study_S2_oddities", *told, *out]) == 2
-    assert "rows study_S2_oddities is made from --results, --tokens: name it" in capsys.readouterr().err
+    assert "rows study_S2_oddities needs --results, --tokens" in capsys.readouterr().err

@@ -86,8 +86,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # --- the same run twice ---
 
 
-@pytest.mark.parametrize("variant", ["baseline", "internal", "internal_aux", "all", "all_aux"])
-@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize(
+    ("variant", "norm"), [("baseline", "layernorm"), ("internal", "rmsnorm"), ("all_aux", "layernorm")]
+)
 def test_the_same_seed_gives_the_same_bits(tokens: Path, tmp_path: Path, variant: str, norm: str) -> None:
     for run in ("one", "two"):
         pretrain(make_job(variant, norm=norm), tokens, tmp_path / run, HARDWARE)
@@ -161,9 +162,10 @@ def resumed(job: PretrainJob, tokens: Path, run: Path) -> dict[str, Any]:
     return outcome_of(run)
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 5])
-@pytest.mark.parametrize("moment", ["before", "within", "after"])
-@pytest.mark.parametrize("step", [START - 1, START, START + 4, STEPS - 1])
+@pytest.mark.parametrize(
+    ("step", "moment", "checkpoint_every"),
+    [(START - 1, "after", 1), (START, "within", 5), (START + 4, "before", 5), (STEPS - 1, "within", 1)],
+)
 def test_a_run_killed_in_a_step_ends_as_if_nothing_had_happened(
     tokens: Path, tmp_path: Path, uninterrupted, trained: list[int], step: int, moment: str, checkpoint_every: int
 ) -> None:
@@ -176,7 +178,7 @@ def test_a_run_killed_in_a_step_ends_as_if_nothing_had_happened(
     assert trained == list(range(step - step % checkpoint_every, STEPS))  # and not from the start
 
 
-@pytest.mark.parametrize("batch", [0, 2, EVALUATION_BATCHES + 1, 2 * EVALUATION_BATCHES + 1])
+@pytest.mark.parametrize("batch", [0, EVALUATION_BATCHES + 1, 2 * EVALUATION_BATCHES + 1])
 def test_a_run_killed_while_validating_ends_the_same(
     tokens: Path, tmp_path: Path, uninterrupted, trained: list[int], batch: int
 ) -> None:
@@ -270,18 +272,13 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def interrupted(tokens: Path, run: Path) -> Path:
-    """A run killed with checkpoints after steps 4 and 8; returns its resume folder."""
+@pytest.fixture(scope="module")
+def interrupted_run(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run killed with checkpoints after steps 4 and 8."""
+    run = tmp_path_factory.mktemp("interrupted") / "run"
     kill(partial(at_step, 10, "before"), command(make_job(), tokens, run), run.with_suffix(".log"))
     (folder,) = (run / "resume").iterdir()
     assert [path.name[:13] for path in sorted(folder.glob("step-*.pt"))] == ["step-00000004", "step-00000008"]
-    return folder
-
-
-@pytest.fixture(scope="module")
-def interrupted_run(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("interrupted") / "run"
-    interrupted(tokens, run)
     return run
 
 
@@ -338,8 +335,14 @@ def newest(folder: Path, fingerprint: str) -> int:
     return checkpoints.load(path)[0]
 
 
-def test_a_checkpoint_put_in_the_wrong_folder_is_refused(tokens: Path, tmp_path: Path) -> None:
-    folder = interrupted(tokens, tmp_path / "run")
+def copied(run: Path, to: Path) -> Path:
+    """A copy of an interrupted run; returns its resume folder."""
+    (folder,) = (Path(shutil.copytree(run, to)) / "resume").iterdir()
+    return folder
+
+
+def test_a_checkpoint_put_in_the_wrong_folder_is_refused(interrupted_run: Path, tmp_path: Path) -> None:
+    folder = copied(interrupted_run, tmp_path / "run")
     with pytest.raises(UserError, match=f"other settings or data.*{folder.name}.*start anew"):
         newest(folder, "0123456789abcdef")
 
@@ -354,13 +357,20 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip])
-@pytest.mark.parametrize(("damaged", "first"), [(0, 8), (1, 4), (2, 0)])
+@pytest.mark.parametrize(("damage", "damaged", "first"), [(truncate, 1, 4), (flip, 1, 4), (truncate, 2, 0)])
 def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
-    tokens: Path, tmp_path: Path, uninterrupted, trained: list[int], capsys, damage, damaged: int, first: int
+    tokens: Path,
+    interrupted_run: Path,
+    tmp_path: Path,
+    uninterrupted,
+    trained: list[int],
+    capsys,
+    damage,
+    damaged: int,
+    first: int,
 ) -> None:
     expected = uninterrupted(make_job())
-    folder = interrupted(tokens, tmp_path / "run")
+    folder = copied(interrupted_run, tmp_path / "run")
     newest = sorted(folder.glob("step-*.pt"), reverse=True)
     for path in newest[:damaged]:
         damage(path)
@@ -373,23 +383,11 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
     assert ("starting anew" in said) == (damaged == 2)
 
 
-def test_metrics_cut_short_behind_a_checkpoint_are_refused(tokens: Path, tmp_path: Path) -> None:
-    folder = interrupted(tokens, tmp_path / "run")
+def test_metrics_cut_short_behind_a_checkpoint_are_refused(tokens: Path, interrupted_run: Path, tmp_path: Path) -> None:
+    folder = copied(interrupted_run, tmp_path / "run")
     os.truncate(folder / "metrics.jsonl", 10)
     with pytest.raises(UserError, match=r"metrics\.jsonl has 10 bytes and its checkpoint follows \d+.*start anew"):
         pretrain(make_job(), tokens, tmp_path / "run", HARDWARE)
-
-
-def test_resuming_at_the_very_end_takes_no_step_and_publishes(
-    tokens: Path, tmp_path: Path, uninterrupted, trained: list[int]
-) -> None:
-    expected = uninterrupted(make_job())
-    run = tmp_path / "run"
-    kill(partial(in_evaluation, 0), command(make_job(), tokens, run), tmp_path / "log")
-    assert not (run / "result.json").exists()
-    trained.clear()
-    assert resumed(make_job(), tokens, run) == expected
-    assert trained == []
 
 
 # --- divergence ---
@@ -559,12 +557,13 @@ def test_a_finished_run_is_not_trained_again_unless_a_file_of_it_is_gone(tokens,
     assert outcome_of(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "metrics.jsonl"])
-@pytest.mark.parametrize("damage", ["truncate", "flip", "gone"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("model.safetensors", flip), ("metrics.jsonl", truncate), ("metrics.jsonl", Path.unlink)]
+)
 def test_a_finished_run_whose_files_are_damaged_says_which_and_trains_again(tokens, tmp_path, capsys, name, damage):
     pretrain(make_job(), tokens, tmp_path, HARDWARE)
     before, path = outcome_of(tmp_path), tmp_path / name
-    {"truncate": truncate, "flip": flip, "gone": Path.unlink}[damage](path)
+    damage(path)
     capsys.readouterr()
     pretrain(make_job(), tokens, tmp_path, HARDWARE)
     assert f"{path} is missing or damaged" in capsys.readouterr().err
@@ -581,7 +580,7 @@ def test_a_damaged_config_of_a_finished_run_is_written_again_without_training(to
     assert trained == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"kind": "pretrain"}', "\x00"])
+@pytest.mark.parametrize("content", ["{", '{"kind": "pretrain"}'])
 def test_a_damaged_result_is_named_with_the_remedy(tokens, tmp_path, capsys, content: str) -> None:
     assert main(command(make_job(), tokens, tmp_path)) == 0
     (tmp_path / "result.json").write_text(content)

@@ -318,7 +318,7 @@ def test_measuring_it_shifts_no_number_of_the_run(streams: Path, trained, tmp_pa
 # --- runs ---
 
 
-@every_treatment
+@pytest.mark.parametrize("name", ["dyt", "anchored", "several"])
 def test_a_killed_arm_ends_as_if_nothing_had_happened(streams: Path, trained, tmp_path: Path, name: str) -> None:
     job, out = arm_of(name), tmp_path / "run"
     settings = ["--job", canonical_json(job), "--hardware", canonical_json(HARDWARE)]

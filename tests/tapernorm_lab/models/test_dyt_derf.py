@@ -34,25 +34,25 @@ def erf(x):
     return np.vectorize(math.erf)(x)
 
 
-def random_rival(kind, width=7):
-    rival = REPLACEMENTS[kind](width, 0.4).double()
+def random_replacement(kind, width=7):
+    replacement = REPLACEMENTS[kind](width, 0.4).double()
     with torch.no_grad():
-        rival.weight.copy_(uniform(width, seed=1))
-        rival.bias.copy_(normal(width, seed=2))
-        if isinstance(rival, DynamicErf):
-            rival.shift.fill_(-0.31)
-    return rival
+        replacement.weight.copy_(uniform(width, seed=1))
+        replacement.bias.copy_(normal(width, seed=2))
+        if isinstance(replacement, DynamicErf):
+            replacement.shift.fill_(-0.31)
+    return replacement
 
 
-def by_hand(rival, x):
-    alpha, gamma, beta = (array(p) for p in (rival.alpha, rival.weight, rival.bias))
-    if isinstance(rival, DynamicErf):
-        return gamma * erf(alpha * x + array(rival.shift)) + beta
+def by_hand(replacement, x):
+    alpha, gamma, beta = (array(p) for p in (replacement.alpha, replacement.weight, replacement.bias))
+    if isinstance(replacement, DynamicErf):
+        return gamma * erf(alpha * x + array(replacement.shift)) + beta
     return gamma * np.tanh(alpha * x) + beta
 
 
 def replaced(kind, *, scaled=True, dtype=torch.float32, **options) -> Decoder:
-    """A random decoder with a rival in the place of every norm, none of its parameters where it started."""
+    """A random decoder with a replacement in the place of every norm, none of its parameters where it started."""
     model = decoder(dtype=torch.float64, **options)
     replace_norms(model, kind, alpha=0.5, attention_alpha=0.8)
     if scaled:
@@ -63,13 +63,13 @@ def replaced(kind, *, scaled=True, dtype=torch.float32, **options) -> Decoder:
 
 @every_kind
 def test_agrees_with_the_formula(kind):
-    rival, x = random_rival(kind), 2 * normal(3, 5, 7, seed=3)
-    assert close(rival(x), by_hand(rival, array(x)))
+    replacement, x = random_replacement(kind), 2 * normal(3, 5, 7, seed=3)
+    assert close(replacement(x), by_hand(replacement, array(x)))
 
 
 def test_each_formula_is_told_from_its_neighbours():
     x = 2 * normal(3, 7, seed=3)
-    tanh, shifted = random_rival("dyt"), random_rival("derf")
+    tanh, shifted = random_replacement("dyt"), random_replacement("derf")
     alpha, gamma, beta = (array(p) for p in (shifted.alpha, shifted.weight, shifted.bias))
     assert not close(tanh(x), gamma * erf(array(tanh.alpha * x)) + beta, 1e-2)
     assert not close(shifted(x), gamma * erf(alpha * array(x)) + beta, 1e-2)  # s ignored
@@ -79,14 +79,14 @@ def test_each_formula_is_told_from_its_neighbours():
 
 @every_kind
 def test_every_parameter_has_the_gradient_of_the_formula(kind):
-    rival = random_rival(kind)
+    replacement = random_replacement(kind)
     x = normal(2, 7, seed=3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda *_: rival(x), (x, *rival.parameters()))
+    assert torch.autograd.gradcheck(lambda *_: replacement(x), (x, *replacement.parameters()))
 
 
 @every_kind
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_rival_takes_every_norms_place_and_alpha_starts_apart_before_attention(kind, norm):
+def test_a_replacement_takes_every_norms_place_and_alpha_starts_apart_before_attention(kind, norm):
     model = decoder(norm=norm)
     matrices = {name: p.clone() for name, p in model.named_parameters() if p.ndim == 2}
     replace_norms(model, kind, alpha=0.3, attention_alpha=0.9)
@@ -102,16 +102,18 @@ def test_a_rival_takes_every_norms_place_and_alpha_starts_apart_before_attention
     assert all(torch.equal(model.get_parameter(name), p) for name, p in matrices.items())
 
 
-def test_a_decoder_of_rivals_is_the_reference_decoder_with_their_formula(monkeypatch):
+def test_a_decoder_of_replacements_is_the_reference_decoder_with_their_formula(monkeypatch):
     """The norms of a plain decoder are made to compute the formula, and nothing else of it changes."""
     model = replaced("derf", scaled=False, dtype=torch.float64)
     plain = decoder(norm="rmsnorm")
     state = {k: v for k, v in model.state_dict().items() if not k.endswith(("alpha", "shift", "norm.bias"))}
     plain.load_state_dict({k: v for k, v in state.items() if k in plain.state_dict()})
     for name in architecture_of(model).norms(model):
-        rival = model.get_submodule(name)
+        replacement = model.get_submodule(name)
         monkeypatch.setattr(
-            plain.get_submodule(name), "forward", lambda x, rival=rival: torch.tensor(by_hand(rival, array(x)))
+            plain.get_submodule(name),
+            "forward",
+            lambda x, norm=replacement: torch.tensor(by_hand(norm, array(x))),
         )
     assert close(model(tokens()), plain(tokens()))
     other = replaced("dyt", scaled=False, dtype=torch.float64)
@@ -152,7 +154,7 @@ def test_a_saved_model_comes_back_bitwise(tmp_path, kind, tie_head, scaled):
     assert ("embedding" in config) == scaled
 
 
-def test_a_plain_model_is_saved_without_a_word_of_rivals(tmp_path):
+def test_a_plain_model_is_saved_without_a_word_of_replacements(tmp_path):
     save(decoder(dtype=torch.float32), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.keys() == {"format", "architecture", "config", "norms"}
@@ -185,7 +187,7 @@ def test_traced_decoding_gives_the_logits_of_the_whole_text(kind, monkeypatch):
 
 
 @every_kind
-def test_a_rival_is_no_norm_to_taper_or_to_fold(kind):
+def test_a_replacement_is_no_norm_to_taper_or_to_fold(kind):
     model = replaced(kind)
     with pytest.raises(UserError, match=f"cannot taper a {REPLACEMENTS[kind].__name__}"):
         attach(model)

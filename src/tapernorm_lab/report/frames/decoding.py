@@ -19,7 +19,7 @@ from ..read_json import read_document, value_at
 
 NAN = math.nan
 
-DECODE, LAST_TOKEN, WITH_REPLACEMENTS = "bench_decode", "bench_last_token", "bench_rivals"  # the kinds of file
+DECODE, LAST_TOKEN, REPLACEMENTS = "bench_decode", "bench_last_token", "bench_rivals"  # the kinds of file
 BASELINES = ("baseline", "baseline_naive")  # with F.rms_norm, and with the several-op norm
 ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")
 REPLACEMENT_ARMS = ("dyt", "derf")  # in files of the kind bench_rivals, beside those
@@ -138,7 +138,7 @@ def _cell_rows(arms: Mapping[str, Mapping[str, Any]], read_bytes_per_s: float, w
     _refuse_unpaired(arms, where)
     samples: Samples = {arm: entry["seconds"] for arm, entry in arms.items()}
     rows = []
-    for arm in (*ARMS, *(rival for rival in REPLACEMENT_ARMS if rival in arms)):
+    for arm in (*ARMS, *(arm for arm in REPLACEMENT_ARMS if arm in arms)):
         entry = arms[arm]
         speed = bootstrap_median([entry["tokens"] / seconds for seconds in entry["seconds"]])
         row = {**{key: entry[key] for key in (*CELL, "arm", "tokens")}, "n": speed.n, **_spread("tokens_per_s", speed)}
