@@ -22,9 +22,9 @@ from .jobs import (
 )
 from .odd_inputs import (
     BASELINE,
+    OddInputsReportJob,
     Robustness,
     RobustnessJob,
-    TrialsJob,
 )
 from .sections import (
     Assumption,
@@ -266,14 +266,14 @@ class Config(Gpt2Jobs, Strict):
             )
         return self._robustness_job(stage.d_model, seed, stage.labels)
 
-    def trials_job(self, name: str | None) -> TrialsJob:
+    def odd_inputs_report_job(self, name: str | None) -> OddInputsReportJob:
         """The job that reports these scores, of the arms of a stage or of the run's own models."""
         if name is None:
             cells, labels = self.robustness_cells(), dict(VARIANT_LABELS)
         else:
             stage = self.stage(name)
             cells, labels = [(stage.d_model, seed) for seed in stage.seeds], stage.labels
-        return TrialsJob(run=self.run, caption=self.caption, stage=name, cells=tuple(cells), models=labels)
+        return OddInputsReportJob(run=self.run, caption=self.caption, stage=name, cells=tuple(cells), models=labels)
 
     def _robustness_job(self, d_model: int, seed: int, models: dict[str, str]) -> RobustnessJob:
         if self.robustness is None:
