@@ -93,6 +93,21 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in state.items()}
 
 
+def largest(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """Name -> largest difference, NaN and None alike on both sides counting as none."""
+    assert one.keys() == other.keys()
+    found = {}
+    for name, a in one.items():
+        b = other[name]
+        if a is None or b is None:
+            assert a is b, name
+            continue
+        a, b = (torch.as_tensor(value).double() for value in (a, b))
+        assert torch.equal(a.isnan(), b.isnan()), name
+        found[name] = (a - b).nan_to_num().abs().max().item()
+    return found
+
+
 def train(kind: str, folder: Path, **options: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]], float]:
     """(state, the rows of all steps, validation score) after the whole run."""
     trainer = make_trainer(kind, folder, **options)

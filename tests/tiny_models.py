@@ -87,7 +87,7 @@ def gated(name, *, seed=6, options=None, **overrides) -> tuple[nn.Module, nn.Mod
 
 
 class ReferenceNorm(nn.Module):
-    """A norm as method.md writes it, in the precision of its input, with the numbers of a plain or tapered one."""
+    """A norm as its equation says, in the precision of its input, with the numbers of a plain or tapered one."""
 
     def __init__(self, norm, g=1.0):
         super().__init__()

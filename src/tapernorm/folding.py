@@ -116,9 +116,17 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
     if untied:
         untie(folded)
     guard_saving(folded)
-    moved = (logits_of(folded, tokens) - logits).abs().max().item()
-    report = _report(
-        model, folded, norms, ratios, arch, fused=fused, untied=untied, moved=(moved, logits.abs().max().item())
+    (parameters_before, bytes_before), (parameters_after, bytes_after) = _size(model), _size(folded)
+    report = FoldReport(
+        fused=fused,
+        norms=tuple(_entry(name, norm, ratios.get(name), model, arch) for name, norm in norms.items()),
+        head_untied=untied,
+        parameters_before=parameters_before,
+        parameters_after=parameters_after,
+        bytes_before=bytes_before,
+        bytes_after=bytes_after,
+        largest_logit_difference=(logits_of(folded, tokens) - logits).abs().max().item(),
+        largest_logit=logits.abs().max().item(),
     )
     return folded.train(model.training), report
 
@@ -216,36 +224,13 @@ def _probe(model: nn.Module, names: Iterable[str], tokens: Tensor) -> tuple[Tens
     return logits_of(model, tokens), ratios
 
 
-def _report(
-    model: nn.Module,
-    folded: nn.Module,
-    norms: dict[str, nn.Module],
-    ratios: dict[str, float],
-    arch: Architecture,
-    *,
-    fused: bool,
-    untied: bool,
-    moved: tuple[float, float],
-) -> FoldReport:
-    def size(m: nn.Module) -> tuple[int, int]:
-        return sum(p.numel() for p in m.parameters()), sum(p.nbytes for p in m.parameters())
-
-    (parameters_before, bytes_before), (parameters_after, bytes_after) = size(model), size(folded)
-    entries = [_entry(name, norm, ratios.get(name), model, arch.consumers(name)) for name, norm in norms.items()]
-    return FoldReport(
-        fused=fused,
-        norms=tuple(entries),
-        head_untied=untied,
-        parameters_before=parameters_before,
-        parameters_after=parameters_after,
-        bytes_before=bytes_before,
-        bytes_after=bytes_after,
-        largest_logit_difference=moved[0],
-        largest_logit=moved[1],
-    )
+def _size(model: nn.Module) -> tuple[int, int]:
+    """Its parameters, in number and in bytes."""
+    return sum(p.numel() for p in model.parameters()), sum(p.nbytes for p in model.parameters())
 
 
-def _entry(name: str, norm: nn.Module, ratio: float | None, model: nn.Module, consumers: list[str]) -> FoldedNorm:
+def _entry(name: str, norm: nn.Module, ratio: float | None, model: nn.Module, arch: Architecture) -> FoldedNorm:
+    consumers = arch.consumers(name)
     form = _form(norm, model.get_submodule(consumers[0]))
     every = form.coefficient if form.output_scale is None else torch.outer(form.coefficient, form.output_scale)
     return FoldedNorm(

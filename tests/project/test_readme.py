@@ -123,5 +123,38 @@ def test_pages_name_files_that_are_published_where_they_are():
             assert "/published/" in name, f"{page.name}: {name}"
 
 
+INTERVAL = r"−?\d+\.\d+ \[−?[\d.]+, −?[\d.]+\]"
+
+
+def unpublished(page, *runs):
+    """Estimates with an interval in the prose of `page` that no published table of `runs` has, a changed sign apart."""
+    shown = "".join(_text(path) for run in runs for path in PUBLISHED.glob(f"{run}/**/*.md"))
+    known = {frozenset(re.findall(r"[\d.]+", found)) for found in re.findall(INTERVAL, shown)}
+    said = re.findall(INTERVAL, re.sub(r"^\|.*$", "", page, flags=re.MULTILINE).replace("\n", " "))
+    assert len(said) > 2
+    return [found for found in said if frozenset(re.findall(r"[\d.]+", found)) not in known]
+
+
+def test_estimates_in_the_text_about_the_study_are_published():
+    page = _text(ROOT / "docs/study-results.md")
+    assert unpublished(page, "cpu", "cpu_rounding") == []
+    assert unpublished(page.replace("[0.28, 1.25]", "[0.29, 1.25]"), "cpu", "cpu_rounding") == ["0.77 [0.29, 1.25]"]
+
+
+def test_estimates_about_rounding_are_published():
+    page = _text(ROOT / "docs/study.md").replace("| ", "")
+    assert unpublished(page, "cpu", "cpu_rounding") == []
+
+
+def test_what_the_norms_of_smollm2_cost_is_the_published_difference():
+    scores = pd.read_csv(PUBLISHED / "smollm2/tables/scores.csv").set_index("model")
+    cost, tail = (scores.loc["taper", key] - scores.loc["control", key] for key in ("row_mean", "row_max"))
+    gain = scores.loc["base model", "row_mean"] - scores.loc["control", "row_mean"]
+    page = " ".join(_text(ROOT / "docs/smollm2.md").split())
+    assert f"cost {cost:.2f} nats/token beyond" in page
+    assert f"The tail costs more: {tail:.1f} at the worst row" in page
+    assert 8 < gain / cost < 12  # "ten times as much"
+
+
 def _text(page):
     return page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Calibration of c: least squares, its running means, and when they are fed (method.md section 4)."""
+"""Calibration of c: least squares, its running means, and when they are fed."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Folding in float64 against method.md section 6, with wrong folds beside it; its report; bf16; what is left to run."""
+"""Folding in float64 against the reference; its report; bf16; what is left to run."""
 
 import copy
 import json

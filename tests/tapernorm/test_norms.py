@@ -1,4 +1,4 @@
-"""The tapered norms against F.rms_norm, F.layer_norm and the NumPy reference (method.md sections 1 and 2)."""
+"""The tapered norms against F.rms_norm, F.layer_norm and the NumPy reference."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The scale loss and what it is for: propositions 4.1-4.3 as numbers (method.md sections 5 and 7)."""
+"""The scale loss and what it is for: propositions 4.1-4.3 as numbers."""
 
 import pickle
 

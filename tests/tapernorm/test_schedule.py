@@ -1,4 +1,4 @@
-"""Gate and learning rate against values worked out by hand (method.md section 3)."""
+"""Gate and learning rate against values worked out by hand."""
 
 import math
 

@@ -1,6 +1,5 @@
 """The config of a base model: refused before any weight is read, where no model can be built or trained from it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from ..architectures import ARCHITECTURES
+from ..util.atomic_files import read_json
 from ..util.errors import UserError, one_line
 from . import store
 from .stock_form import DISARMED_EPS, eps_field
@@ -33,7 +33,7 @@ def read_config(folder: Path) -> tuple[type, Any]:
     _refuse_other_folders(folder)
     if not (folder / _CONFIG).is_file():
         raise UserError(f"cannot read a config of transformers in {folder}: it holds no {_CONFIG}{_ggufs_of(folder)}")
-    raw = _read_object(folder / _CONFIG)
+    raw = read_json(folder / _CONFIG)
     _require_plain(raw, folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -99,7 +99,7 @@ def _refuse_other_folders(folder: Path) -> None:
     if store.is_ours(folder):
         raise UserError(f"{folder} was written by tapernorm: give the untouched model that it was made from")
     if (folder / _ADAPTER).is_file():
-        base = _read_object(folder / _ADAPTER).get("base_model_name_or_path", "its base")
+        base = read_json(folder / _ADAPTER).get("base_model_name_or_path", "its base")
         raise UserError(
             f"{folder} holds an adapter of {base} ({_ADAPTER}) and no whole model: merge it first (PEFT's "
             "merge_and_unload, then save_pretrained), and give that folder"
@@ -111,16 +111,6 @@ def _refuse_other_folders(folder: Path) -> None:
             f"{folder} holds its weights as pickles alone ({pickles[0]}), which are not read because they can run "
             "code: save them as safetensors (from_pretrained, then save_pretrained) and give that folder"
         )
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({one_line(error)}): fetch it again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds {type(content).__name__} and no JSON object, as a config is: fetch it again")
-    return content
 
 
 def _why(error: Exception, raw: Mapping[str, Any]) -> str:

@@ -18,13 +18,11 @@ _LOAD = {
     "stock": """\
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained("{folder}")  # no remote code
-""",
+    model = AutoModelForCausalLM.from_pretrained("this folder")  # no remote code""",
     "normfree": """\
     import tapernorm
 
-    model = tapernorm.load("{folder}")  # float32; makes the self-check
-""",
+    model = tapernorm.load("this folder")  # float32; makes the self-check""",
 }
 _ABOUT = {
     "stock": (
@@ -70,79 +68,69 @@ class Story:
 
 def render(form: str, exported: nn.Module, dtype: torch.dtype, story: Story | None) -> str:
     """README.md of an export that loads as the model `exported`, its weights stored as `dtype`."""
-    return "\n".join([*_header(form, story), *_what(form, exported, dtype, story), *_rest(story)]) + "\n"
+    paragraphs = [*_what(form, exported, dtype, story), *_rest(story)]
+    return _header(form, story) + "\n\n".join(paragraphs) + "\n"
 
 
-def _header(form: str, story: Story | None) -> Iterator[str]:
-    yield "---"
-    if story is not None and story.licence:
-        yield f"license: {story.licence}"
-    if story is not None and story.base_commit:
-        yield f"base_model: {story.base}"
-    yield f"library_name: {'transformers' if form == 'stock' else 'tapernorm'}"
-    yield "pipeline_tag: text-generation"
-    yield "tags: [tapernorm]"
-    yield "---"
+def _header(form: str, story: Story | None) -> str:
+    says = {
+        "license": story and story.licence,
+        "base_model": story and story.base_commit and story.base,
+        "library_name": "transformers" if form == "stock" else "tapernorm",
+        "pipeline_tag": "text-generation",
+        "tags": "[tapernorm]",
+    }
+    return "".join(["---\n", *(f"{key}: {value}\n" for key, value in says.items() if value), "---\n"])
 
 
 def _what(form: str, exported: nn.Module, dtype: torch.dtype, story: Story | None) -> Iterator[str]:
     kept = kept_norms(exported, ()) if form == "normfree" else []  # a stock form has none that works
     gone = [name for name in architecture_of(exported).norms(exported) if name not in kept]
     made = f", made from {story.base}" if story is not None else ""
-    yield f"# A {type(exported).__name__} without {'any norm' if not kept else 'most of its norms'}"
-    yield ""
     about = _ABOUT["unfused" if any(isinstance(module, FixedScale) for module in exported.modules()) else form]
     size = f"{parameter_count(exported):,} parameters in {str(dtype).removeprefix('torch.')}"
+    yield f"# A {type(exported).__name__} without {'any norm' if not kept else 'most of its norms'}"
     yield f"{size}{made}. {about.format(eps=EPS, root=EPS**0.5)}"
-    yield ""
-    yield f"- tapered ({len(gone)}): {_listed(gone)}"
-    yield f"- kept ({len(kept)}): {_listed(kept)}"
-    yield ""
-    yield _LOAD[form].format(folder="this folder")
+    yield f"- tapered ({len(gone)}): {_listed(gone)}\n- kept ({len(kept)}): {_listed(kept)}"
+    yield _LOAD[form]
     yield "`tapernorm export --check FOLDER` makes the self-check: files by their sha256, logits of fixed tokens."
-    yield ""
 
 
 def _rest(story: Story | None) -> Iterator[str]:
     if story is None:
         yield "Nothing is recorded here of its training and its losses."
         return
+    yield "## What it lost"
     yield from _losses(story.scores, story.seen)
     yield "## How it was made"
-    yield ""
-    yield f"- base: {story.base}{f' at {story.base_commit}' if story.base_commit else ''}"
-    yield f"- licence of the base: {story.licence or 'not stated in its folder; look it up before you share this'}"
-    yield f"- data: {story.data}"
-    yield f"- {story.steps:,} optimizer steps"
-    yield f"- trained by tapernorm at commit {story.commit or 'unknown'}, exported at {code_commit() or 'unknown'}"
-    yield ""
+    yield (
+        f"- base: {story.base}{f' at {story.base_commit}' if story.base_commit else ''}\n"
+        f"- licence of the base: {story.licence or 'not stated in its folder; look it up before you share this'}\n"
+        f"- data: {story.data}\n"
+        f"- {story.steps:,} optimizer steps\n"
+        f"- trained by tapernorm at commit {story.commit or 'unknown'}, exported at {code_commit() or 'unknown'}"
+    )
     yield "    " + json.dumps(story.settings, ensure_ascii=False)
 
 
 def _losses(scores: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    yield "## What it lost"
-    yield ""
     if not scores:
         yield "Not measured."
-        yield ""
         return
     yield "Held-out text, nats/token (CE: mean over all targets; trimmed: without the 2.5 % of rows at either end)."
-    yield ""
-    yield "| corpus | model | bits/byte | " + " | ".join(title for title, _, _ in _COLUMNS) + " | rows not finite |"
-    yield "| :-- | :-- |" + " --: |" * (2 + len(_COLUMNS))
+    table = ["| corpus | model | bits/byte | " + " | ".join(title for title, _, _ in _COLUMNS) + " | rows not finite |"]
+    table.append("| :-- | :-- |" + " --: |" * (2 + len(_COLUMNS)))
     for corpus, forms in scores.items():
         for form, statistics in forms.items():
             values = [statistics["bits_per_byte"], *(statistics[unit][key] for _, key, unit in _COLUMNS)]
             shown = " | ".join("not finite" if value is None else f"{value:.4f}" for value in values)
-            yield f"| {corpus} | {form} | {shown} | {statistics['rows']['nonfinite']} |"
-    yield ""
+            table.append(f"| {corpus} | {form} | {shown} | {statistics['rows']['nonfinite']} |")
+    yield "\n".join(table)
     for line in worse_than_guessing(scores):
         yield f"**{line}**"
-        yield ""
     for corpus in (corpus for corpus in scores if corpus in seen):
         documents, count = seen[corpus]["documents"], seen[corpus]["of"]
         yield f"**{corpus} was seen in training: {documents} of its {count} documents.** It is no held-out text."
-        yield ""
 
 
 def worse_than_guessing(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

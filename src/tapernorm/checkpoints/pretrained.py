@@ -60,15 +60,14 @@ def licence_of(source: Path) -> str | None:
     """What the model card there, or the file itself, says of its licence."""
     if is_gguf(source):
         return licence_of_gguf(source)
-    card = source / "README.md"
-    if not card.is_file():
+    from huggingface_hub import metadata_load
+    from yaml import YAMLError
+
+    try:
+        told = metadata_load(source / "README.md") or {}
+    except (OSError, ValueError, YAMLError):
         return None
-    lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
-    if not lines or lines[0] != "---":
-        return None
-    header = lines[1 : lines.index("---", 1)] if "---" in lines[1:] else []
-    found = [line.partition(":")[2].strip().strip("'\"") for line in header if line.startswith("license:")]
-    return found[0] if found and found[0] else None
+    return str(told["license"]) if told.get("license") else None
 
 
 def model_digest(source: Path) -> str:

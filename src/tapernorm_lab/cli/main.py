@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from tapernorm import __version__
 from tapernorm.util.atomic_files import REASONS
@@ -65,7 +66,10 @@ def _tell(arguments: argparse.Namespace, took_s: float) -> None:
     written = arguments.written or ([] if folder is None else [folder])
     if not written or "TORCHELASTIC_RUN_ID" in os.environ:
         return
-    told = ", ".join(map(str, dict.fromkeys(written)))
+    names: dict[Path, list[str]] = {}
+    for path in dict.fromkeys(written):
+        names.setdefault(path.parent, []).append(path.name)
+    told = "; ".join(str(place / of[0]) if len(of) == 1 else f"{place}: {', '.join(of)}" for place, of in names.items())
     took = f"{took_s:.1f} s" if took_s < 60 else str(timedelta(seconds=round(took_s)))
     print(f"tapernorm {arguments.verb.__name__}: output in {told} ({took})", file=sys.stderr)
 

@@ -40,9 +40,9 @@ def taper(arguments: argparse.Namespace) -> int:
     from ..own_model.resolve import resolve
 
     if arguments.dry_run:
-        from ..own_model.dry_run import outline
+        from ..own_model.dry_run import describe
 
-        print(outline(resolve(request, texts)))
+        print(describe(resolve(request, texts)))
         return 0
     from tapernorm.checkpoints.model_card import worse_than_guessing
 

@@ -73,8 +73,7 @@ def _require_one_tokenizer(source: Blocks, text: Blocks, rows: Path, seen: Path)
     hashes = [blocks.manifest["tokenizer_sha256"] for blocks in (source, text)]
     if hashes[0] != hashes[1]:
         raise UserError(
-            f"{rows} was written with the tokenizer {hashes[0][:16]} and {seen} with {hashes[1][:16]}: their ids "
-            "do not compare; write both with one tokenizer"
+            f"{rows} was written with the tokenizer {hashes[0][:16]} and {seen} with {hashes[1][:16]}: use one for both"
         )
 
 

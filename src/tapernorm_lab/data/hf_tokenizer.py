@@ -24,6 +24,7 @@ from .sentencepiece import EOD
 _FILE = "tokenizer.json"
 _OPENED = "as_loaded.json"  # what transformers makes of the files: the ids of a run are its
 _MARKS = "special_tokens_map.json"
+_HOLE = "there is a hole in its ids, or it is another model's; give the model's own tokenizer.json"
 _PROBE = "Hello world"
 GPT2_VOCAB_SIZE = 50_257
 _GPT2_IDS = [15496, 995]  # of the probe
@@ -102,26 +103,20 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
             raise UserError(f"the tokenizer in {source} has no tokenizer.json: save its fast form there")
         eod = _require_ids(loaded, source, vocab_size)
         files = _files_of(source, made, loaded)
-        manifest = made_manifest(
-            "tokenizer",
-            config_hash=digest({"source": str(source)}),
-            vocab_size=vocab_size,
-            model_type=HUB,
-            eod=eod,
-            source=str(source),
-            opened=_OPENED,
-            sha256=sha256_of(files[_OPENED]),
-            files={name: sha256_of(path) for name, path in files.items()},
-        )
-        _copy(files, manifest, out)
-    return manifest
+        said = {"vocab_size": vocab_size, "model_type": HUB, "eod": eod, "source": str(source), "opened": _OPENED}
+        return _write(out, files, digest({"source": str(source)}), **said)
 
 
-def _copy(files: Mapping[str, Path], manifest: dict[str, Any], out: Path) -> None:
+def _write(out: Path, files: Mapping[str, Path], config_hash: str, **says: Any) -> dict[str, Any]:
+    """Copy these files into `out` under their names, and write the manifest."""
+    hashes = {name: sha256_of(path) for name, path in files.items()}
+    opened = hashes[says.get("opened", _FILE)]
+    manifest = made_manifest("tokenizer", config_hash=config_hash, **says, sha256=opened, files=hashes)
     for name, path in files.items():
         with whole_file(out / name) as copy:
             copy.write_bytes(path.read_bytes())
     write_json(out / "manifest.json", manifest)
+    return manifest
 
 
 def _load(source: Path) -> Any:
@@ -170,8 +165,7 @@ def _require_ids(loaded: Any, source: Path, vocab_size: int) -> int:
         raise UserError(f"the tokenizer in {source} has {len(ids)} ids and the model {vocab_size}: they differ")
     if (largest := max([*ids.values(), *loaded("x")["input_ids"]])) >= vocab_size:
         raise UserError(
-            f"the tokenizer in {source} has an id {largest} and the model's end at {vocab_size - 1}: there is a hole "
-            "in its ids, or it belongs to another model; give the model's own tokenizer.json"
+            f"the tokenizer in {source} has an id {largest} and the model's end at {vocab_size - 1}: {_HOLE}"
         )
     return ids[mark]
 
@@ -186,14 +180,10 @@ def _require_told(ids: Mapping[str, int], mark: str, source: Path) -> None:
     for token, number in told.items():
         if ids.get(token) != number:
             raise UserError(
-                f"{path} gives the token {token!r} the id {number}, and it is read as {ids.get(token)}: there is a "
-                "hole in its ids; give the model's own tokenizer.json"
+                f"{path} gives the token {token!r} the id {number}, and it is read as {ids.get(token)}: {_HOLE}"
             )
     if mark not in told and Tokenizer.from_file(str(path)).token_to_id(mark) is None:
-        raise UserError(
-            f"{path} has no token {mark!r}, the eos_token or bos_token of its tokenizer_config.json: name one that it "
-            "has"
-        )
+        raise UserError(f"{path} has no token {mark!r}, its eos_token or bos_token: name one that it has")
 
 
 def _has_own(source: Path) -> bool:
@@ -225,23 +215,14 @@ def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
             "or its folder lacks vocab.json or merges.txt"
         )
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        loaded.save_pretrained(folder)
-        files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
-        manifest = made_manifest(
-            "tokenizer",
-            config_hash=digest(job),
-            vocab_size=GPT2_VOCAB_SIZE,
-            model_type=GPT2_BPE,
-            eod=loaded.convert_tokens_to_ids(EOD),
-            source=job.source,
-            sha256=sha256_of(files[_FILE]),
-            files={name: sha256_of(path) for name, path in files.items()},
-        )
-        write_json(folder / "manifest.json", manifest)
-        _require_gpt2(HFTokenizer(folder), job.source)
-        _copy(files, manifest, out)
-    return manifest
+        made = Path(name) / "made"
+        loaded.save_pretrained(made)
+        files = {path.name: path for path in sorted(made.iterdir()) if path.is_file()}
+        eod = loaded.convert_tokens_to_ids(EOD)
+        said = {"vocab_size": GPT2_VOCAB_SIZE, "model_type": GPT2_BPE, "eod": eod, "source": job.source}
+        _write(Path(name) / "checked", files, digest(job), **said)
+        _require_gpt2(HFTokenizer(Path(name) / "checked"), job.source)
+        return _write(out, files, digest(job), **said)
 
 
 def _require_gpt2(coder: HFTokenizer, source: str) -> None:

@@ -71,6 +71,5 @@ def _require_fitting(ids: Any, where: str, context: int, vocab_size: int) -> Non
         raise UserError(f"{where} has {len(ids)} tokens and gpt2.context is {context}: the two must be equal")
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         raise UserError(
-            f"{where} has ids from {min(ids)} to {max(ids)} and the tokenizer {vocab_size} entries: the rows are of "
-            "another tokenizer"
+            f"{where} has ids from {min(ids)} to {max(ids)} and the tokenizer {vocab_size} entries: it is another one"
         )

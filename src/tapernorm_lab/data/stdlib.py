@@ -60,8 +60,8 @@ def standard_library(part: Part | None, root: Path | None = None) -> Library:
         found.append((hashlib.sha256(_SALT + text).digest(), name, path))
     if not found:
         raise UserError(
-            f"{root} holds no .py file of Python's standard library; use a Python that ships its library as source, or "
-            f"another {setting('data.source')}"
+            f"{root} holds no .py file; use a Python that ships its library as source, or another "
+            f"{setting('data.source')}"
         )
     files = tuple(path for digest, _, path in sorted(found) if part is None or part == _half(digest))
     details = {

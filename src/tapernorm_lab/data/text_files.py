@@ -33,10 +33,8 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
     for pattern in patterns:
         files = _matches(pattern)
         if not files:
-            raise UserError(
-                f"{setting('data.files')}: {pattern!r} matches no file (folder {Path.cwd()}); "
-                "give a file, or a glob such as 'texts/*.txt'"
-            )
+            remedy = "give a file, or a glob such as 'texts/*.txt'"
+            raise UserError(f"{setting('data.files')}: {pattern!r} matches no file (folder {Path.cwd()}); {remedy}")
         for path in files:
             found.setdefault(path.resolve(), path)
     for path in found.values():
@@ -171,10 +169,8 @@ def text_of(value: Any, where: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{where} holds half a surrogate pair (\\u{ord(value[error.start]):04x}, character {error.start}), "
-            "which is no text; mend or drop it"
-        ) from None
+        found = f"\\u{ord(value[error.start]):04x}, character {error.start}"
+        raise UserError(f"{where} holds half a surrogate pair ({found}), which is no text; mend or drop it") from None
     return value
 
 

@@ -18,13 +18,9 @@ from ..data.blocks import Blocks
 from ..models.fakeln import FakeLN, attach_fakeln
 from ..models.gpt2 import GPT2LMHeadModel
 from ..training.device import take_device
-from ..training.plan import Optimisation, plan_on_blocks
-from ..training.run_folder import (
-    data_hashes,
-    require_vocabulary,
-    run_training,
-    training_work,
-)
+from ..training.norm_driver import norms_told
+from ..training.plan import plan_of_tuning
+from ..training.run_folder import data_hashes, require_vocabulary, run_training, training_work
 from ..training.trainer import Trainer
 
 
@@ -54,20 +50,9 @@ def finetune(
         if (longest := context_of(model)) < job.context:
             raise UserError(f"{base} takes {longest} tokens and the blocks have {job.context}: cut shorter ones")
 
-        plan = plan_on_blocks(
-            model,
-            train_blocks,
-            valid_blocks,
-            out,
-            label=f"{job.method} {job.size} seed{job.seed}",
-            seed=job.seed,
-            steps=job.steps,
-            batch=job.batch,
-            scored=hardware.micro_batch or job.batch,
-            optimisation=Optimisation.of_finetuning(job),
-            hardware=hardware,
-            fingerprint=work.fingerprint,
-        )
+        label = f"{job.method} {job.size} seed{job.seed}"
+        where = (train_blocks, valid_blocks, out)
+        plan = plan_of_tuning(model, *where, job, hardware, label=label, fingerprint=work.fingerprint)
         return Trainer(model, attach_method(model, job, eot=train_blocks.manifest["eod"]), plan)
 
     def details(trainer: Trainer) -> dict[str, Any]:
@@ -106,13 +91,9 @@ def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Tape
 
 def _details(trainer: Trainer) -> dict[str, Any]:
     """What result.json says of the norms."""
-    driver = trainer.driver
-    constant = "sigma_bar" if isinstance(driver, FakeLN) else "c"
-    return {
-        "norms": {} if driver is None else {site: {constant: value} for site, value in driver.constants.items()},
-        "scale_target": None if driver is None or driver.scale_target is None else driver.scale_target.item(),
-        "removals": driver.removals if isinstance(driver, FakeLN) else None,
-    }
+    fakeln = trainer.driver if isinstance(trainer.driver, FakeLN) else None
+    told = norms_told(trainer.driver, "c" if fakeln is None else "sigma_bar")
+    return {**told, "removals": None if fakeln is None else fakeln.removals}
 
 
 def require_context(context: int, blocks: Blocks, folder: Path) -> None:

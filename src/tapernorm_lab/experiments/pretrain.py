@@ -15,14 +15,9 @@ from ..config.jobs import PretrainJob
 from ..config.sections import HardwareConfig, Strict
 from ..data.token_stream import TokenStream, windows
 from ..training.device import take_device
-from ..training.norm_driver import TaperDriver
+from ..training.norm_driver import TaperDriver, norms_told
 from ..training.plan import Optimisation, plan_on_stream
-from ..training.run_folder import (
-    data_hashes,
-    require_vocabulary,
-    run_training,
-    training_work,
-)
+from ..training.run_folder import data_hashes, require_vocabulary, run_training, training_work
 from ..training.trainer import Trainer
 from ..training.validation_loss import Evaluation, scoring_windows
 from .radial_gradient import radial_share
@@ -135,10 +130,6 @@ def attach_variant(model: Decoder, job: PretrainJob, *, kind: type[Taper] = Tape
 
 def taper_details(trainer: Trainer) -> dict[str, Any]:
     """Each norm's constant, the scale target and what was scored at the taper start, for result.json."""
-    driver = trainer.driver
-    taper = driver.taper if isinstance(driver, TaperDriver) else None
-    return {
-        **({"taper_start": taper.values()} if isinstance(taper, ScoredTaper) else {}),
-        "norms": {} if driver is None else {name: {"c": c} for name, c in driver.constants.items()},
-        "scale_target": None if driver is None or driver.scale_target is None else driver.scale_target.item(),
-    }
+    taper = trainer.driver.taper if isinstance(trainer.driver, TaperDriver) else None
+    start = {"taper_start": taper.values()} if isinstance(taper, ScoredTaper) else {}
+    return {**start, **norms_told(trainer.driver)}

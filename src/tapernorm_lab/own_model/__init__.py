@@ -6,7 +6,7 @@
     own_model/resolve.py          TaperRun: all that will be done; everything below reads this, and no option again
     own_model/dry_run.py          --dry-run ends here: norms, scales and settings as text
     own_model/scale_warnings.py   the norms that one constant cannot stand for; a run warns of them too
-    own_model/own_text.py         the texts into blocks, or only looked through by a dry run
+    own_model/own_text.py         the texts into blocks, or only checked, by a dry run
     own_model/taper_own_model.py  the recipe: text, training, scores, export
     own_model/train.py            the model, its taper and the plan of its training
     training/run_folder.py        the trained model is published into the run folder

@@ -27,9 +27,9 @@ from ..data.tokenizers import Coder, open_tokenizer
 from ..training.device import take_device
 from .job import TaperJob
 from .options import HELD_OUT
-from .own_text import look_through
+from .own_text import check_texts
 from .resolve import TaperRun, has_weights
-from .scale_warnings import LEAST, Look, look_at, shape_of_look
+from .scale_warnings import LEAST, ScaleSample, sample_scales, shape_of_sample
 
 _LARGEST = 3e9  # parameters: what is larger takes minutes to load, and more memory than one may mean to spend
 _CHARACTERS = 16  # of a document, per token wanted: more than any tokenizer joins on average
@@ -37,11 +37,11 @@ _UNREAD = "the weights were not read: a run refuses them where they are damaged 
 _MEASURED = ("median", "p99.9", "largest", "first")
 
 
-class NoLook(UserError):
+class NotMeasured(UserError):
     """The scales cannot be measured yet, or not quickly; nothing is wrong with the request."""
 
 
-def outline(run: TaperRun) -> str:
+def describe(run: TaperRun) -> str:
     """Norms, consumers and parameters as a table, and the settings.
 
     Where weights and text are at hand, also the scales of a few rows at each norm, and where a constant is no match.
@@ -50,14 +50,14 @@ def outline(run: TaperRun) -> str:
         UserError: `taper_model` would refuse the run.
     """
     with tempfile.TemporaryDirectory() as name:
-        save_hub_tokenizer(run.base, Path(name), vocab_size=vocabulary_of(run.outlined))
+        save_hub_tokenizer(run.base, Path(name), vocab_size=vocabulary_of(run.skeleton))
         coder = open_tokenizer(Path(name))
-    notes = look_through(run.texts, coder, run.job.context)
+    notes = check_texts(run.texts, coder, run.job.context)
     try:
-        look = look_ahead(run, coder)
-        spreads, told = look.spreads, _legend(look)
-        warnings = look.warnings(run.tapered, level_weight=run.job.level_weight)
-    except NoLook as error:
+        sample = scales_ahead(run, coder)
+        spreads, told = sample.spreads, _legend(sample)
+        warnings = sample.warnings(run.tapered, level_weight=run.job.level_weight)
+    except NotMeasured as error:
         spreads, told, warnings = {}, [f"scales not measured: {error}", _UNREAD], []
     header = ("norm", "parameters", "becomes", *(_MEASURED if spreads else ()), "folds into")
     return "\n".join(
@@ -73,25 +73,25 @@ def outline(run: TaperRun) -> str:
     )
 
 
-def look_ahead(run: TaperRun, coder: Coder) -> Look:
+def scales_ahead(run: TaperRun, coder: Coder) -> ScaleSample:
     """The scales of the model on the first rows of the text; nothing is downloaded or written.
 
     Raises:
-        NoLook: weights or text are not here yet, the model is too large for a look, or the text too short for one.
+        NotMeasured: weights or text are not here yet, the model is too large, or the text too short for one.
         UserError: weights or text cannot be read.
     """
     if not has_weights(run.base):
-        raise NoLook("the weights are not here yet")
-    if (size := parameter_count(run.outlined)) > _LARGEST:
-        raise NoLook(f"{size:,} parameters are too many for a quick look, which takes up to {_LARGEST:,.0f}")
+        raise NotMeasured("the weights are not here yet")
+    if (size := parameter_count(run.skeleton)) > _LARGEST:
+        raise NotMeasured(f"{size:,} parameters are too many for a dry run, which takes up to {_LARGEST:,.0f}")
     device = take_device(run.hardware.device, run.hardware.threads)
     rows = _first_rows(run, coder)
-    return look_at(load_pretrained(run.base).to(device), rows, coder)
+    return sample_scales(load_pretrained(run.base).to(device), rows, coder)
 
 
 def _first_rows(run: TaperRun, coder: Coder) -> Tensor:
     """The first rows of the text, end to end, as a run cuts them."""
-    few, length = shape_of_look(parameter_count(run.outlined), run.job.context)
+    few, length = shape_of_sample(parameter_count(run.skeleton), run.job.context)
     ids: list[int] = []
     for text in _documents(run.texts.corpora[HELD_OUT]):
         if text and not text.isspace():
@@ -100,7 +100,7 @@ def _first_rows(run: TaperRun, coder: Coder) -> Tensor:
             break
     few = min(few, len(ids) // length)
     if few < LEAST:
-        raise NoLook(f"the text has {len(ids)} tokens, and {LEAST} rows of {length} are the least")
+        raise NotMeasured(f"the text has {len(ids)} tokens, and {LEAST} rows of {length} are the least")
     return torch.tensor(ids[: few * length]).view(few, length)
 
 
@@ -108,7 +108,7 @@ def _documents(texts: Sequence[DataConfig]) -> Iterator[str]:
     """The texts in the order given, as far as they lie here."""
     for data in texts:
         if data.source in OWN_SPLIT:
-            raise NoLook(f"the text {data.source!r} would have to be downloaded first")
+            raise NotMeasured(f"the text {data.source!r} would have to be downloaded first")
         if data.field is not None:  # a text of files: open_source would hash them, whatever their size
             for file in find_files(data.files):
                 yield from documents_of(file, data.field)
@@ -118,7 +118,7 @@ def _documents(texts: Sequence[DataConfig]) -> Iterator[str]:
 
 def _settings(run: TaperRun) -> Iterator[str]:
     job = run.job
-    yield f"{type(run.outlined).__name__}, {parameter_count(run.outlined):,} parameters; {len(run.tapered)} norms go"
+    yield f"{type(run.skeleton).__name__}, {parameter_count(run.skeleton):,} parameters; {len(run.tapered)} norms go"
     rows = f"{job.batch} rows of {job.context} tokens, {run.hardware.micro_batch} at a time"
     yield f"{job.steps} steps of {rows}, {job.train.precision}"
     level = f"; level loss {job.level_weight:g}" if job.level_weight else ""
@@ -134,8 +134,8 @@ def _gate(job: TaperJob) -> str:
 
 
 def _rows(run: TaperRun, spreads: Mapping[str, ScaleSpread]) -> Iterator[tuple[str, ...]]:
-    arch = architecture_of(run.outlined)
-    for name, module in run.outlined.named_modules():
+    arch = architecture_of(run.skeleton)
+    for name, module in run.skeleton.named_modules():
         if is_norm(module):
             goes = name in run.tapered
             measured = _measured(spreads.get(name), goes=goes) if spreads else ()
@@ -155,8 +155,8 @@ def _measured(spread: ScaleSpread | None, *, goes: bool) -> tuple[str, ...]:
     )
 
 
-def _legend(look: Look) -> list[str]:
-    rows, context = look.rows.shape
+def _legend(sample: ScaleSample) -> list[str]:
+    rows, context = sample.rows.shape
     return [
         f"median: of the scale that the norm divides a token by, on {rows} rows of {context} tokens, not their first",
         "p99.9, largest, first (median at position 0): multiples of it; !: one constant cannot stand for it",

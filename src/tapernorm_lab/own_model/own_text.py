@@ -37,7 +37,7 @@ def prepare(run: TaperRun) -> dict[tuple[str, str], Blocks]:
         UserError: a text cannot be read, or a split is empty.
     """
     tokenizer = run.out / "tokenizer"
-    save_hub_tokenizer(run.base, tokenizer, vocab_size=vocabulary_of(run.outlined))
+    save_hub_tokenizer(run.base, tokenizer, vocab_size=vocabulary_of(run.skeleton))
     blocks = {}
     for name, data in run.texts.corpora.items():
         with settings_named(words_of(name)):
@@ -49,7 +49,7 @@ def prepare(run: TaperRun) -> dict[tuple[str, str], Blocks]:
     return blocks
 
 
-def look_through(texts: Texts, coder: Coder, context: int) -> list[str]:
+def check_texts(texts: Texts, coder: Coder, context: int) -> list[str]:
     """Read the texts as `prepare` does, and write nothing; what there is to tell of them.
 
     Of a long text only as much is read as gives every split a row, and at least `_READ` characters.
@@ -69,7 +69,7 @@ def look_through(texts: Texts, coder: Coder, context: int) -> list[str]:
             counts: dict[Split, dict[str, int]] = {}
             for split in _splits_of(name):
                 seen = trained if split == "train" and scored else scored.get(name)
-                counts[split] = _look(reading, split, coder, context, seen)
+                counts[split] = _read_split(reading, split, coder, context, seen)
             reading.refuse_empty({split: count["documents"] for split, count in counts.items()})
             for split, count in counts.items():
                 require_a_row(split, count["tokens"], context)
@@ -98,7 +98,7 @@ def _splits_of(name: str) -> tuple[Split, ...]:
     return ("valid", "train") if name == HELD_OUT else ("valid",)
 
 
-def _look(reading: Reading, split: Split, coder: Coder, context: int, seen: set[bytes] | None) -> dict[str, int]:
+def _read_split(reading: Reading, split: Split, coder: Coder, context: int, seen: set[bytes] | None) -> dict[str, int]:
     """Documents, bytes and tokens of one split, tokens up to `context`; identities of its documents go into `seen`."""
     counts = {"documents": 0, "bytes": 0, "tokens": 0}
     read = 0

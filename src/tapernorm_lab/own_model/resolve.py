@@ -26,7 +26,7 @@ class TaperRun:
     Attributes:
         source: what the user calls the model: a folder, a GGUF file or a hub name.
         base: its folder or file on this machine, known before its weights are.
-        outlined: the model without storage for its weights.
+        skeleton: the model without storage for its weights.
         tapered: full names of the norms that go; none in a control.
         job: exactly what defines the numbers, model and text apart.
         hardware: what the run runs on; no number depends on it but for rounding.
@@ -39,7 +39,7 @@ class TaperRun:
 
     source: str
     base: Path
-    outlined: nn.Module
+    skeleton: nn.Module
     tapered: tuple[str, ...]
     job: TaperJob
     hardware: HardwareConfig
@@ -51,7 +51,7 @@ class TaperRun:
 
 
 def resolve(request: Request, texts: Texts) -> TaperRun:
-    """Look at the model that a request names, and decide all that follows; no weight is read, none is downloaded.
+    """Decide all that follows from a request and the config of its model; no weight is read, none is downloaded.
 
     Args:
         texts: those that `check` found for this request.
@@ -62,17 +62,17 @@ def resolve(request: Request, texts: Texts) -> TaperRun:
     """
     require_output(request)
     base = find(request.model, weights=False)
-    outlined = skeleton(base)
-    job = job_of(request, outlined)
-    tapered = () if request.keep_norms else select_norms(outlined, final=request.final, sites=request.sites)
-    not_stock = why_not_stock(outlined, set(tapered))
+    model = skeleton(base)
+    job = job_of(request, model)
+    tapered = () if request.keep_norms else select_norms(model, final=request.final, sites=request.sites)
+    not_stock = why_not_stock(model, set(tapered))
     run = TaperRun(
         source=request.model,
         base=base,
-        outlined=outlined,
+        skeleton=model,
         tapered=tuple(tapered),
         job=job,
-        hardware=_hardware(request, job, outlined),
+        hardware=_hardware(request, job, model),
         texts=texts,
         forms=() if request.keep_norms else _forms(request, not_stock),
         not_stock=not_stock,

@@ -13,16 +13,16 @@ from tapernorm.util.module_names import of_blocks, patterns
 from ..data.tokenizers import Coder, piece_of
 
 LEVEL = 0.2  # that levelled a model of massive activations
-_OPERATIONS = 3e11  # of one look, about: seconds on two cores
-_FEWEST, _MOST = 256, 8192  # tokens of one look
+_OPERATIONS = 3e11  # of one sample, about: seconds on two cores
+_FEWEST, _MOST = 256, 8192  # tokens of one sample
 _ROW = 128  # tokens
-LEAST = 2  # rows of one look
+LEAST = 2  # rows of one sample
 _BATCH = 8  # rows per forward pass
 _NAMED = 3  # tokens
 
 
 @dataclass(frozen=True)
-class Look:
+class ScaleSample:
     """The scales at every norm of a model on a few rows of text."""
 
     spreads: dict[str, ScaleSpread]  # by norm, in the order they run
@@ -75,15 +75,15 @@ class Look:
         return list(found.values())[:_NAMED]
 
 
-def look_at(model: nn.Module, rows: Tensor, coder: Coder) -> Look:
+def sample_scales(model: nn.Module, rows: Tensor, coder: Coder) -> ScaleSample:
     """The scales of a model on a few of the rows (R, T) that it is about to be trained on."""
-    few, length = shape_of_look(parameter_count(model), rows.shape[1])
+    few, length = shape_of_sample(parameter_count(model), rows.shape[1])
     some = rows[:few, :length]
-    return Look(measure(model, some, batch=min(len(some), _BATCH)), some, coder)
+    return ScaleSample(measure(model, some, batch=min(len(some), _BATCH)), some, coder)
 
 
-def shape_of_look(parameters: int, context: int) -> tuple[int, int]:
-    """Rows and tokens of a row that a look at so many parameters takes."""
+def shape_of_sample(parameters: int, context: int) -> tuple[int, int]:
+    """Rows and tokens of a row that a sample for so many parameters takes."""
     length = min(context, _ROW)
     tokens = min(max(_OPERATIONS / 2 / parameters, _FEWEST), _MOST)
     return max(LEAST, int(tokens / length)), length

@@ -1,9 +1,9 @@
 """The scales of a finished taper of one's own: its base model's and its own, on the text that it held out."""
 
+import math
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tapernorm.architectures import architecture_of
@@ -19,7 +19,7 @@ from tapernorm.util.provenance import provenance
 from ..data.blocks import Blocks
 from ..data.manifest import origin_of
 from ..data.tokenizers import Coder, open_tokenizer, piece_of
-from ..training.device import take_device
+from ..training.device import device_name, take_device
 from .options import HELD_OUT
 
 SCHEMA_VERSION = 1
@@ -71,7 +71,7 @@ def spread_run(run: Path, out: Path, *, tokens: int, device: str, threads: int) 
         "provenance": provenance(
             config_hash=told["provenance"]["config_hash"],
             weights_sha256=weights,
-            device=torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else "cpu",
+            device=device_name(chosen),
             seed=told["job"]["seed"],
         ),
     }
@@ -110,13 +110,9 @@ def _entry(spread: ScaleSpread, rows: Tensor, coder: Coder) -> dict[str, Any]:
 
 
 def _told(outlier: Outlier, rows: Tensor, coder: Coder) -> dict[str, Any]:
-    return {
-        "row": outlier.row,
-        "position": outlier.position,
-        "piece": piece_of(coder, rows[outlier.row].tolist(), outlier.position),
-        "scale": _number(outlier.scale),
-    }
+    piece = piece_of(coder, rows[outlier.row].tolist(), outlier.position)
+    return {"row": outlier.row, "position": outlier.position, "piece": piece, "scale": _number(outlier.scale)}
 
 
 def _number(value: float) -> float | None:
-    return value if torch.tensor(value).isfinite() else None
+    return value if math.isfinite(value) else None

@@ -18,14 +18,14 @@ from tapernorm.util.provenance import code_commit
 from ..data.blocks import Blocks
 from ..data.tokenizers import open_tokenizer
 from ..training.norm_driver import norms_told
-from ..training.plan import Optimisation, plan_on_blocks
+from ..training.plan import plan_of_tuning
 from ..training.run_folder import train_in
 from ..training.trainer import Trainer
 from .export_run import STORY
 from .job import TaperJob
 from .options import HELD_OUT
 from .resolve import TaperRun
-from .scale_warnings import LEVEL, look_at
+from .scale_warnings import LEVEL, sample_scales
 from .scores import SCORES
 
 LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
@@ -48,27 +48,22 @@ def train(
     Raises:
         UserError: as `train_in`; or the model cannot be tapered.
     """
-    job, hardware = run.job, run.hardware
-    rows, valid = blocks[HELD_OUT, "train"], blocks[HELD_OUT, "valid"]
+    job = run.job
 
     def make_trainer() -> Trainer:
         model = load_pretrained(run.base).to(device).train()
-        look = look_at(model, rows.rows, open_tokenizer(run.out / "tokenizer"))
-        for line in look.warnings(run.tapered, level_weight=job.level_weight):
+        sample = sample_scales(model, blocks[HELD_OUT, "train"].rows, open_tokenizer(run.out / "tokenizer"))
+        for line in sample.warnings(run.tapered, level_weight=job.level_weight):
             print(line, file=sys.stderr)
         taper, commit = _attach(model, job), code_commit()  # of what runs here
-        plan = plan_on_blocks(
+        plan = plan_of_tuning(
             model,
-            rows,
-            valid,
+            blocks[HELD_OUT, "train"],
+            blocks[HELD_OUT, "valid"],
             run.out,
+            job,
+            run.hardware,
             label=f"taper seed{job.seed}",
-            seed=job.seed,
-            steps=job.steps,
-            batch=job.batch,
-            scored=hardware.micro_batch or job.batch,
-            optimisation=Optimisation.of_finetuning(job),
-            hardware=hardware,
             fingerprint=fingerprint,
             remedy=remedy_of(job),
             salvage=lambda steps: _salvage(run, facts, model, taper, steps, commit),

@@ -1,7 +1,8 @@
-"""From the rows of a run to the estimates that claims are judged by."""
+"""From the rows of a run to the estimates that the paper's claims are judged by."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,32 +10,68 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ..config import published
-from ..config.variants import PAPER_VARIANTS
+from ..config.jobs import ClaimsJob
+from ..config.variants import PAPER_VARIANTS, VARIANT_LABELS
 from .engine import statistics as stats
+from .engine.frame import Row
+from .engine.summary import Against, summarise
 from .frames.decoding import Bench
-from .frames.gpt2_summary import published_gap
+from .frames.gpt2_summary import published_gap, table3_rows
 from .tables.table2_decoding import NAIVE
 from .verdicts import Estimate
 
 NORMED = tuple(variant.name for variant in PAPER_VARIANTS if not variant.final)  # they keep the final norm
 NORMLESS = tuple(variant.name for variant in PAPER_VARIANTS if variant.final)
+ANCHORED = tuple(v.name for v in PAPER_VARIANTS if v.anchored or not v.final)  # by the final norm or by the scale loss
 LATE = 0.1  # of the logged steps: the end of training, where the gate is nearly shut
+FOLD_TOLERANCE = 1e-4  # nats/token: a hundredth of the smallest gap that the paper reports of a loss near 1.5
+RADIAL_WITH, RADIAL_WITHOUT = 1e-4, 1e-2  # |cos| between gradient and stream; a random direction has about d^-1/2
+_JUDGED = ("owt", "pile_filtered")  # of the whole Pile, three rows decide the published mean of one size
 
 Found = tuple[list[Estimate], str, str]  # estimates, how the setting is unlike the claim's, what is missing
+Late = Mapping[str, NDArray[np.float64]]  # variant -> mean log at the end of training, per seed
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that a run may have measured; None is what it did not."""
+
+    results: pd.DataFrame
+    curves: pd.DataFrame
+    text: str  # source of the pre-training text
+    decode: Bench | None = None
+    last_token: Bench | None = None
+    gpt2: Sequence[Row] | None = None  # rows of Table 3
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], job: ClaimsJob) -> "Measured":
+        """What was measured, from the rows of each source."""
+        (results, curves), gpt2 = found["training"], found.get("gpt2")
+        rows = None if gpt2 is None else table3_rows(gpt2.scores, run=job.run)
+        return cls(results, curves, job.text, found.get("decode"), found.get("last_token"), rows)
+
+    @property
+    def unlike_pretraining(self) -> str:
+        """How the runs differ from those of Table 1 in text, shape or batch; empty where they do not."""
+        theirs = published.TABLE1_SHAPE
+        ours = {name: sorted(set(self.results[name])) for name in theirs}
+        different = [
+            f"{name} {', '.join(map(str, ours[name]))} for {theirs[name]}"
+            for name in theirs
+            if ours[name] != [theirs[name]]
+        ]
+        different += [f"text {self.text} for {published.TABLE1_TEXT}"] if self.text != published.TABLE1_TEXT else []
+        return f"the claim is about other runs: here {', '.join(different)}" if different else ""
+
+
+Measure = Callable[[Measured], Found]
 
 
 def over_seeds(at: str, values: ArrayLike, least: float = -math.inf, most: float = math.inf) -> Estimate:
     """Mean and 95 % t interval of one value per seed."""
-    x = np.asarray(values, dtype=np.float64)
-    mean, std = stats.mean_std(x)
-    half = stats.t_quantile(x.size - 1) * std / math.sqrt(x.size) if x.size > 1 else stats.NAN
-    return Estimate(at, mean, mean - half, mean + half, x.size, least, most)
-
-
-def ratio_over_seeds(at: str, ratios: ArrayLike, least: float = -math.inf, most: float = math.inf) -> Estimate:
-    """Geometric mean of one ratio per seed, and the 95 % t interval of its logarithm, back as ratios."""
-    logs = over_seeds(at, np.log(np.asarray(ratios, dtype=np.float64)))
-    return Estimate(at, math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n, least, most)
+    seeds = dict(enumerate(np.asarray(values, dtype=np.float64)))
+    mean = stats.paired_gap(seeds, dict.fromkeys(seeds, 0.0), "difference")
+    return Estimate(at, mean.value, mean.low, mean.high, len(seeds), least, most)
 
 
 def over_models(at: str, values: ArrayLike, most: float) -> Estimate:
@@ -43,38 +80,46 @@ def over_models(at: str, values: ArrayLike, most: float) -> Estimate:
     return Estimate(at, largest, largest, largest, np.size(values), most=most)
 
 
-def by_seed(
-    width: pd.DataFrame, variants: Sequence[str], column: str, reduce: Callable[[ArrayLike], Any]
-) -> list[float]:
-    """`reduce` over some variants, seed by seed: over the variants that ran."""
+def loss_gaps(variant: str) -> Measure:
+    """Table 1: relative gap to Baseline in percent, paired by seed, per width that ran both; the published range."""
+    theirs = published.TABLE1_GAP_PERCENT[variant]
+    pair = {"gap": Against(lambda _: {"variant": "baseline"})}
+
+    def measure(measured: Measured) -> Found:
+        cells = summarise(measured.results, ["d_model", "variant"], "valid_ce", pair)
+        estimates = [
+            Estimate(f"d {c.key['d_model']}", gap.value, gap.low, gap.high, len(gap.seeds), theirs.low, theirs.high)
+            for c in sorted(cells, key=lambda c: c.key["d_model"])
+            if c.key["variant"] == variant and (gap := c.gaps["gap"]).seeds
+        ]
+        widths = {int(d) for d in measured.results["d_model"]}
+        absent = [str(d) for d in published.PRETRAIN_HOURS_H100 if d not in widths]
+        missing = f"d {', '.join(absent)} did not run" if absent else ""
+        return estimates, measured.unlike_pretraining, missing
+
+    return measure
+
+
+def radial_shares(measured: Measured) -> Found:
+    """Per width, each seed's largest share of the variants with a final norm, and the smallest of those without."""
+    estimates, missing = [], []
+    for d, width in measured.results.groupby("d_model"):
+        normed, normless = _shares(width, NORMED, np.max), _shares(width, NORMLESS, np.min)
+        if normed and normless:
+            estimates.append(over_seeds(f"with, d {d}", normed, most=RADIAL_WITH))
+            estimates.append(over_seeds(f"without, d {d}", normless, least=RADIAL_WITHOUT))
+        else:
+            missing.append(f"d {d} ran nothing {'without' if normed else 'with'} a final norm")
+    return estimates, "", "; ".join(missing)
+
+
+def _shares(width: pd.DataFrame, variants: Sequence[str], pick: Callable[[ArrayLike], Any]) -> list[float]:
+    """One of the radial shares of some variants, seed by seed."""
     some = width[width["variant"].isin(variants)]
-    return [float(reduce(group.to_numpy())) for _, group in some.groupby("seed")[column]]
+    return [float(pick(group.to_numpy())) for _, group in some.groupby("seed")["radial_share"]]
 
 
-def gaps(results: pd.DataFrame, variant: str, *, least: float, most: float) -> list[Estimate]:
-    """Paired relative gap to Baseline in percent, one estimate per width that ran both."""
-    estimates = []
-    for d, width in results.groupby("d_model"):
-        losses = {v: dict(zip(g["seed"], g["valid_ce"], strict=True)) for v, g in width.groupby("variant")}
-        if variant in losses and "baseline" in losses:
-            gap = stats.paired_gap(losses[variant], losses["baseline"])
-            estimates.append(Estimate(f"d {d}", gap.value, gap.low, gap.high, len(gap.seeds), least, most))
-    return estimates
-
-
-def unlike_pretraining(results: pd.DataFrame, text: str) -> str:
-    """How runs differ from those of Table 1 in text, shape or batch; empty where they do not."""
-    theirs = published.TABLE1_SHAPE
-    different = [
-        f"{name} {', '.join(map(str, values))} for {theirs[name]}"
-        for name in theirs
-        if (values := sorted(set(results[name]))) != [theirs[name]]
-    ]
-    different += [f"text {text} for {published.TABLE1_TEXT}"] if text != published.TABLE1_TEXT else []
-    return f"the claim is about other runs: here {', '.join(different)}" if different else ""
-
-
-def late_logs(curves: pd.DataFrame, metric: str) -> dict[int, dict[str, NDArray[np.float64]]]:
+def late_logs(curves: pd.DataFrame, metric: str) -> dict[int, Late]:
     """Width -> variant -> the mean log of `metric` at the end of training, per seed, over the seeds that all have."""
     found = {}
     for d, width in curves.dropna(subset=[metric]).groupby("d_model"):
@@ -85,53 +130,104 @@ def late_logs(curves: pd.DataFrame, metric: str) -> dict[int, dict[str, NDArray[
     return found
 
 
-def speed(bench: Bench | None, phase: str, arm: str, least: float, most: float) -> Found:
+def at_the_end(metric: str, estimates: Callable[[str, Late], Sequence[Estimate]], missing: str) -> Measure:
+    """Estimates of the end of training, width by width; `missing` says what no width ran."""
+
+    def measure(measured: Measured) -> Found:
+        late = late_logs(measured.curves, metric).items()
+        found = [estimate for d, logs in late for estimate in estimates(f"d {d}", logs)]
+        return found, measured.unlike_pretraining, "" if found else missing
+
+    return measure
+
+
+def growth_of_logits(at: str, late: Late) -> Sequence[Estimate]:
+    """Logit RMS of the model without any anchor over that of each with the norm or the loss: geometric means."""
+    anchored = [variant for variant in ANCHORED if {"all", variant} <= set(late)]
+    ratios = {v: np.exp(late["all"] - late[v]) for v in anchored}  # seed by seed
+    logs = [over_seeds(f"to {VARIANT_LABELS[v]}, {at}", np.log(ratio)) for v, ratio in ratios.items()]
+    return [Estimate(e.at, math.exp(e.value), math.exp(e.low), math.exp(e.high), e.n, least=1.0) for e in logs]
+
+
+def clustering(at: str, late: Late) -> Sequence[Estimate]:
+    """How much farther All-Taper's log gradient norm is from the normed variants than these are apart."""
+    if not {*NORMED, "all"} <= set(late):
+        return []
+    normed = np.array([late[v] for v in NORMED])
+    return [over_seeds(at, np.abs(late["all"] - normed.mean(axis=0)) - np.ptp(normed, axis=0), least=0.0)]
+
+
+def restoring(at: str, late: Late) -> Sequence[Estimate]:
+    """By how much the scale loss takes more than half of All-Taper's log distance to the normed variants away."""
+    normed = [late[v] for v in NORMED if v in late]
+    if not normed or not {"all", "all_aux"} <= set(late):
+        return []
+    centre = np.mean(normed, axis=0)
+    return [over_seeds(at, np.abs(late["all"] - centre) / 2 - np.abs(late["all_aux"] - centre), least=0.0)]
+
+
+def folding(measured: Measured) -> Found:
+    """By how much folding moved the validation loss, over all models."""
+    folded = measured.results.dropna(subset=["valid_ce_gated"])
+    moved = {form: (folded[f"valid_ce_{form}"] - folded["valid_ce_gated"]).abs() for form in ("unfused", "fused")}
+    moved["GPT-2, fused"] = pd.Series([abs(r["folded_minus_gated"]) for r in measured.gpt2 or () if r["n_folded"]])
+    return [over_models(at, values, FOLD_TOLERANCE) for at, values in moved.items() if len(values)], "", ""
+
+
+def speed(bench: str, phase: str, arm: str, least: float, most: float) -> Measure:
     """Speed relative to the several-op Baseline in eager mode, one estimate per batch and prompt."""
-    if bench is None:
-        return [], "", "no benchmark was given"
-    estimates = [
-        Estimate(
-            at=f"batch {row['batch']}, prompt {row['prompt']}",
-            value=row[NAIVE],
-            low=row[f"{NAIVE}_low"],
-            high=row[f"{NAIVE}_high"],
-            n=row["n"],
-            least=least,
-            most=most,
-        )
-        for row in bench.where(phase=phase, mode="eager", arm=arm)
-    ]
-    facts, theirs = bench.facts, published.TABLE2_MODEL
-    different = [f"{name} {facts[name]} for {theirs[name]}" for name in theirs if facts[name] != theirs[name]]
-    if published.TABLE2_DEVICE not in facts["device"]:
-        different.append(f"device {facts['device']} for an {published.TABLE2_DEVICE}")
-    unlike = f"the claim is about another setting: here {', '.join(different)}" if different else ""
-    return estimates, unlike, "" if estimates else "eager mode was not measured"
+
+    def measure(measured: Measured) -> Found:
+        timed: Bench | None = getattr(measured, bench)
+        if timed is None:
+            return [], "", "no benchmark was given"
+        estimates = [
+            Estimate(
+                f"batch {row['batch']}, prompt {row['prompt']}",
+                row[NAIVE],
+                row[f"{NAIVE}_low"],
+                row[f"{NAIVE}_high"],
+                row["n"],
+                least,
+                most,
+            )
+            for row in timed.where(phase=phase, mode="eager", arm=arm)
+        ]
+        facts, theirs = timed.facts, published.TABLE2_MODEL
+        different = [f"{name} {facts[name]} for {theirs[name]}" for name in theirs if facts[name] != theirs[name]]
+        if published.TABLE2_DEVICE not in facts["device"]:
+            different.append(f"device {facts['device']} for an {published.TABLE2_DEVICE}")
+        unlike = f"the claim is about another setting: here {', '.join(different)}" if different else ""
+        return estimates, unlike, "" if estimates else "eager mode was not measured"
+
+    return measure
 
 
-def gpt2_gaps(rows: Sequence[dict[str, Any]] | None, method: str) -> Found:
+def gpt2_gaps(method: str) -> Measure:
     """Gap to Vanilla of one method per size and corpus, bounded by the largest that FakeLN was published with."""
-    mine = [row for row in rows or () if row["method"] == method and row["column"] in _JUDGED]
-    estimates = [
-        Estimate(
-            at=f"{row['size']}, {row['label']}",
-            value=row["gap_percent"],
-            low=row["gap_low"],
-            high=row["gap_high"],
-            n=row["n_pairs"],
-            most=max(published_gap(size, "fakeln", row["column"]) for size in published.TABLE3),
-        )
-        for row in mine
-    ]
-    absent = [size for size in published.TABLE3 if size not in {row["size"] for row in mine}]
-    missing = "no GPT-2 was fine-tuned by it" if not mine else f"{', '.join(absent)} did not run" if absent else ""
-    return estimates, _unlike_gpt2(mine), missing
+
+    def measure(measured: Measured) -> Found:
+        mine = [row for row in measured.gpt2 or () if row["method"] == method and row["column"] in _JUDGED]
+        most = {c: max(published_gap(size, "fakeln", c) for size in published.TABLE3) for c in _JUDGED}
+        estimates = [
+            Estimate(
+                f"{row['size']}, {row['label']}",
+                row["gap_percent"],
+                row["gap_low"],
+                row["gap_high"],
+                row["n_pairs"],
+                most=most[row["column"]],
+            )
+            for row in mine
+        ]
+        absent = [size for size in published.TABLE3 if size not in {row["size"] for row in mine}]
+        missing = "no GPT-2 was fine-tuned by it" if not mine else f"{', '.join(absent)} did not run" if absent else ""
+        return estimates, _unlike_gpt2(mine), missing
+
+    return measure
 
 
-_JUDGED = ("owt", "pile_filtered")  # of the whole Pile, three rows decide the published mean of one size
-
-
-def _unlike_gpt2(rows: Sequence[dict[str, Any]]) -> str:
+def _unlike_gpt2(rows: Sequence[Row]) -> str:
     ours = {(row["vocab_size"], row["context"]) for row in rows}
     other = sorted(ours - {(published.TABLE3_VOCABULARY, published.TABLE3_CONTEXT)})
     different = [f"a vocabulary of {vocabulary:,} in rows of {context:,}" for vocabulary, context in other]

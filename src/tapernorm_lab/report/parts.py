@@ -16,28 +16,9 @@ from ..config.load import parse
 from ..config.run import Config
 from ..config.study_runs import replaces_norms, stage_job
 from . import provenance as origin
-from .catalogue import OWN_FILES, SOURCES, Product, asked_sources, entries, odd_inputs_files, own_entries
-from .frames import (
-    decoding as decode_rows,
-)
-from .frames import (
-    gpt2 as gpt2_rows,
-)
-from .frames import (
-    inference_graph as oddities_rows,
-)
-from .frames import (
-    odd_inputs as robustness_rows,
-)
-from .frames import (
-    own_models as own_rows,
-)
-from .frames import (
-    pretraining as rows,
-)
-from .frames import (
-    study_stages as study_rows,
-)
+from .catalogue import OWN_FILES, OWN_STAGE, SOURCES, Product, asked_sources, entries, own_entries
+from .frames import decoding, gpt2, own_models, pretraining
+from .makers import READERS
 from .read_json import read_document, stored, value_at
 
 CONFIG = "config.json"  # of a published run, beside its rows
@@ -111,10 +92,10 @@ def bench_contents() -> Contents:
 
 def own_contents(results: Path) -> Contents:
     """Tapers of one's own, as `tapernorm rows tapers` gathered them."""
-    known = own_rows.read(results / own_rows.FOLDER)
+    known = own_models.read(results / own_models.FOLDER)
 
     def origins(results: Path) -> list[origin.Row]:
-        runs = own_rows.read(results / own_rows.FOLDER).runs
+        runs = own_models.read(results / own_models.FOLDER).runs
         return [
             origin.row(label, {"kind": "finetune", "provenance": facts["provenance"]})
             | {"seed": facts["seed"], "train_time_s": facts["train_time_s"]}
@@ -138,9 +119,9 @@ def _training(config: Config, source: str) -> Part:
     places += [f"fold/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells if variant.tapers]
 
     def require(results: Path) -> None:
-        found = rows.read(results / "rows")[0]
+        found = pretraining.read(results / "rows")[0]
         wanted = {(str(v), *cell): digest(canonical_json(config.pretrain_job(v, *cell))) for v, *cell in cells}
-        _require_jobs(found.to_dict("records"), rows.JOB, wanted)
+        _require_jobs(found.to_dict("records"), pretraining.JOB, wanted)
 
     return Part(source, SOURCES[source].files, partial(origin.collect_below, places), require)
 
@@ -154,13 +135,13 @@ def _gpt2(config: Config, source: str) -> Part:
         places.append(f"evaluate/{model.method}/{name}.json")
 
     def require(results: Path) -> None:
-        scores = gpt2_rows.read(results / "gpt2_rows").scores.to_dict("records")
+        scores = gpt2.read(results / "gpt2_rows").scores.to_dict("records")
         found = [{**row, "seed": None if pd.isna(row["seed"]) else int(row["seed"])} for row in scores]
         wanted = {
             (m.size, m.method, m.seed): digest(canonical_json(config.evaluate_job(m.method, m.size, m.seed)))
             for m in models
         }
-        _require_jobs(found, gpt2_rows.MODEL, wanted)
+        _require_jobs(found, gpt2.MODEL, wanted)
 
     return Part(source, SOURCES[source].files, partial(origin.collect_below, places), require)
 
@@ -171,7 +152,7 @@ def _benched(config: Config, source: str) -> Part:
 
 
 def _require_bench(config: Config, file: str, results: Path) -> None:
-    document = read_document(results / file, decode_rows.DECODE, decode_rows.LAST_TOKEN, decode_rows.REPLACEMENTS)
+    document = read_document(results / file, decoding.DECODE, decoding.LAST_TOKEN, decoding.REPLACEMENTS)
     found = value_at(document, "provenance.config_hash", results / file)
     if found != digest(config.bench_job().model_dump(mode="json")):
         raise UserError(f"{file} was measured with other settings than the config's section bench: measure again")
@@ -180,36 +161,34 @@ def _require_bench(config: Config, file: str, results: Path) -> None:
 def _study(config: Config) -> Iterable[Part]:
     for stage in config.study or ():
         job = stage_job(config, stage.name)
-        (place,), (odd, bench) = (SOURCES[source].at(stage.name) for source in ("stage", "oddities"))
         runs = [f"{folder}/result.json" for folder in dict.fromkeys(run.folder for run in job.runs)]
-
-        def require(results: Path, place: str = place, job: Any = job) -> None:
-            study_rows.read(results / place, job)
-
-        def require_oddities(results: Path, odd: str = odd, bench: str = bench, job: Any = job) -> None:
-            oddities_rows.read(results / odd, job)
-            _require_bench(config, bench, results)
-
-        yield Part(stage.name, (place,), partial(origin.collect_below, runs), require)
+        yield _read_by_job(stage.name, "stage", stage.name, job, runs)
         if replaces_norms(stage):
-            origins = partial(origin.collect_below, [*runs, bench])
-            yield Part(f"{stage.name}_oddities", (odd, bench), origins, require_oddities)
+            bench = SOURCES["oddities"].at(stage.name)[1]
+            measured = partial(_require_bench, config, bench)
+            yield _read_by_job(f"{stage.name}_oddities", "oddities", stage.name, job, [*runs, bench], measured)
 
 
 def _trials(config: Config) -> Iterable[Part]:
     for stage in (None, *config.robustness.stages) if config.robustness else ():
         job = config.trials_job(stage)
-        places = [
-            f"robustness/{f'd{width}' if stage is None else f'study/{stage}'}/seed{seed}.json"
-            for width, seed in job.cells
-        ]
+        source = "odd_inputs" if stage is None else "odd_inputs_of_arms"
+        folders = [(f"d{width}" if stage is None else f"study/{stage}", seed) for width, seed in job.cells]
+        places = [f"robustness/{folder}/seed{seed}.json" for folder, seed in folders]
+        yield _read_by_job(job.name, source, stage or OWN_STAGE, job, places)
 
-        def require(results: Path, job: Any = job) -> None:
-            found = robustness_rows.read(results / "tables", run=job.run, name=job.name)
-            robustness_rows.require(found, job)
 
-        files = odd_inputs_files(stage)
-        yield Part(job.name, files, partial(origin.collect_below, places), require)
+def _read_by_job(
+    name: str, source: str, stage: str, job: Any, places: Sequence[str], also: Callable[[Path], None] = lambda _: None
+) -> Part:
+    """Rows whose reader compares them with the job."""
+    files = SOURCES[source].at(stage)
+
+    def require(results: Path) -> None:
+        READERS[source]([results / file for file in files], job)
+        also(results)
+
+    return Part(name, files, partial(origin.collect_below, places), require)
 
 
 def _require_jobs(found: Sequence[Mapping[Any, Any]], keys: Sequence[str], wanted: Mapping[Any, str]) -> None:

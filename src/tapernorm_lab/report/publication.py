@@ -18,21 +18,14 @@ from . import provenance as origin
 from .catalogue import Product
 from .figures import finetuning, pretraining
 from .makers import Rows, write
-from .parts import (
-    CONFIG,
-    Contents,
-    Part,
-    contents_of,
-)
+from .parts import CONFIG, Contents, Part, contents_of
 from .read_json import stored
 
 LARGEST = 1_000_000  # bytes of a published file
 PROVENANCE = "provenance.csv"
 _COLUMNS = ("part", *origin.COLUMNS, "published_at")
-_CURVES = {
-    "rows/curves.csv": pretraining.CURVES,
-    "gpt2_rows/curves.csv": finetuning.CURVES,
-}  # file -> columns that are kept
+# file -> columns that are kept
+_CURVES = {"rows/curves.csv": pretraining.CURVES, "gpt2_rows/curves.csv": finetuning.CURVES}
 
 
 def publish(contents: Contents, results: Path, published: Path, drawings: Path, *, any_code: bool = False) -> list[str]:

@@ -1,5 +1,6 @@
 """Files that jobs wrote: JSON, read, checked and looked into by dotted place."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,25 @@ def read_document(path: Path, *kinds: str) -> dict[str, Any]:
             read = " or ".join(map(repr, wanted))
             raise UserError(f"{path}: {key} is {found!r} and this version reads {read}: run the job again")
     return document
+
+
+def each_once(
+    paths: Iterable[Path], kinds: Sequence[str], places: Mapping[str, str]
+) -> dict[tuple[Any, ...], tuple[Path, dict[str, Any]]]:
+    """What stands at the `places` of a file (name -> dotted place) -> the file, of one of these kinds, and its content.
+
+    Raises:
+        UserError: a file is missing, damaged or of another schema, or two hold the same.
+    """
+    found: dict[tuple[Any, ...], tuple[Path, dict[str, Any]]] = {}
+    for path in map(Path, paths):
+        document = read_document(path, *kinds)
+        key = tuple(value_at(document, place, path) for place in places.values())
+        if key in found:
+            named = ", ".join(f"{name} {value}" for name, value in zip(places, key, strict=True))
+            raise UserError(f"{path} and {found[key][0]} both hold {named}: give one of them")
+        found[key] = (path, document)
+    return found
 
 
 def read_of_run(run: Path, name: str, kind: str) -> dict[str, Any]:

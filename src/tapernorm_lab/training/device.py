@@ -56,6 +56,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
+def device_name(device: torch.device) -> str:
+    """What results call a device: the model of a GPU, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def keep_freed_memory() -> None:
     """Have the C library keep memory that tensors on the CPU free, up to 2 GiB, for those of the next step.
 

@@ -158,13 +158,11 @@ def _owner_of(folder: Path) -> Work | None:
 def _differences(owner: Work, work: Work) -> str:
     """What tells one job from the other, in words."""
     theirs, ours = _leaves(owner.identity), _leaves(work.identity)
-    unlike = [
+    return _some(
         f"{name.removeprefix('job.')} {_brief(theirs.get(name))} there, {_brief(ours.get(name))} here"
         for name in dict.fromkeys([*theirs, *ours])
         if theirs.get(name) != ours.get(name)
-    ]
-    more = f", and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
-    return "; ".join(unlike[:_SHOWN]) + more
+    )
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:
@@ -179,9 +177,10 @@ def _brief(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def _some(words: Iterable[str]) -> str:
+    found = list(words)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more
 
 
 def _names(folder: Path) -> list[str]:

@@ -141,6 +141,35 @@ def plan_on_blocks(
     )
 
 
+def plan_of_tuning(
+    model: nn.Module,
+    train: Blocks,
+    valid: Blocks,
+    out: Path,
+    job: TuningJob,
+    hardware: HardwareConfig,
+    **settings: Any,
+) -> Plan:
+    """The plan of a fine-tune of `model` on rows of blocks, for the run folder `out`.
+
+    Args:
+        settings: label and fingerprint, and the other attributes of `Plan`.
+    """
+    return plan_on_blocks(
+        model,
+        train,
+        valid,
+        out,
+        seed=job.seed,
+        steps=job.steps,
+        batch=job.batch,
+        scored=hardware.micro_batch or job.batch,
+        optimisation=Optimisation.of_finetuning(job),
+        hardware=hardware,
+        **settings,
+    )
+
+
 def plan_on_stream(
     model: nn.Module,
     train: TokenStream,

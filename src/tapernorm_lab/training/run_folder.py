@@ -25,6 +25,7 @@ from tapernorm.util.hashing import canonical_json, digest
 from tapernorm.util.provenance import code_commit, provenance
 
 from ..config.sections import Strict
+from .device import device_name
 from .outputs import Work, output_folder
 from .ranks import from_leader
 from .run_lock import require_folders
@@ -108,7 +109,7 @@ def train_in(
         described |= details(trainer)
         origin = provenance(
             config_hash=digest(canonical_json(job)),
-            device=torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else "cpu",
+            device=device_name(trainer.device),
             hardware=trainer.plan.hardware.model_dump(mode="json"),
             seed=trainer.plan.seed,
             fingerprint=fingerprint,

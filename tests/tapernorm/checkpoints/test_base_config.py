@@ -21,7 +21,7 @@ from tapernorm.checkpoints.base_config import UnusableWeights
 from tapernorm.checkpoints.pretrained import load_pretrained, skeleton
 from tapernorm.util.errors import UserError
 from tapernorm_lab.models.gpt2 import load_base
-from tapernorm_lab.own_model.dry_run import outline
+from tapernorm_lab.own_model.dry_run import describe
 from tapernorm_lab.own_model.options import Request
 
 IDS = torch.arange(6)[None]
@@ -52,7 +52,7 @@ def request(home, model, **options):
 
 def refused_everywhere(home, folder, *words, readers=(skeleton, load_pretrained, load_base)):
     """The run, the dry run and the GPT-2 track refuse `folder` by a message of one line that holds `words`."""
-    calls = [lambda read=read: read(folder) for read in readers] + [lambda: outline(run_of(request(home, folder)))]
+    calls = [lambda read=read: read(folder) for read in readers] + [lambda: describe(run_of(request(home, folder)))]
     for call in calls:
         with pytest.raises(UserError) as refused:
             call()

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from own_models import write_model
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_models import CASES, tiny
 
@@ -64,10 +65,8 @@ ODD_CONFIGS = ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "3", "null", "[1]", "
 def test_a_damaged_generation_config_is_refused_in_one_line(tmp_path, content):
     write_model(tmp_path)
     (tmp_path / "generation_config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UserError) as raised:
+    with refused("generation_config.json"):
         load_pretrained(tmp_path)
-    assert "generation_config.json" in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_class_that_is_not_known_is_refused_with_those_that_are(tmp_path):

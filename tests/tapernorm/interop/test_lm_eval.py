@@ -3,7 +3,6 @@
 import copy
 import json
 import sys
-from collections.abc import Iterator
 
 import datasets
 import lm_eval
@@ -53,7 +52,7 @@ TASKS = {
 
 
 @pytest.fixture
-def tasks(tmp_path, monkeypatch) -> Iterator[TaskManager]:
+def tasks(tmp_path, monkeypatch):
     """The tasks above out of local files; whoever reaches for the network fails."""
     rows = {"ends": QUESTIONS, "texts": [{"text": text} for text in TEXTS], "goes_on": QUESTIONS}
     for name, settings in TASKS.items():

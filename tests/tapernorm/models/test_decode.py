@@ -1,6 +1,5 @@
 """Text decoding against transformers' generate and against a NumPy sampler."""
 
-import builders
 import numpy as np
 import pytest
 import torch
@@ -8,7 +7,6 @@ import transformers
 from builders import decoder, shape, tokens
 from hugging_face import hugging_face
 
-from tapernorm.folding import fold
 from tapernorm.models.decode import Sampling, generate, pad_left
 from tapernorm.models.decoder import Decoder
 from tapernorm.models.packed_decoder import PackedDecoder
@@ -91,13 +89,6 @@ def test_each_row_stops_at_its_end_of_document_as_in_transformers():
     for row, before, end in zip(found, free, ends, strict=True):
         assert torch.equal(row[: end + 1], before[: end + 1])
         assert (row[end:] == eod).all()
-
-
-def test_a_folded_model_writes_what_its_gated_form_wrote():
-    gated, _ = builders.calibrated(final=True, model_options={"context": 30})
-    for fused in (False, True):
-        folded, _ = fold(gated, fused=fused)
-        assert torch.equal(written(folded, tokens(3, 5), new_tokens=25), written(gated, tokens(3, 5), new_tokens=25))
 
 
 # --- sampling ---

@@ -1,4 +1,4 @@
-"""The decoder against transformers' LLaMA with the same weights, and against NumPy (method.md section 8)."""
+"""The decoder against transformers' LLaMA with the same weights, and against NumPy."""
 
 import copy
 import math

@@ -25,7 +25,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_appears_whole_with_the_folders_it_needs(tmp_path: Path) -> None:
+def test_a_file_appears_whole_with_the_folders_it_needs(tmp_path):
     path = tmp_path / "a" / "b" / "text"
     with whole_file(path) as temporary:
         assert temporary.parent == path.parent  # the rename stays within one file system
@@ -36,7 +36,7 @@ def test_a_file_appears_whole_with_the_folders_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), SystemExit(3), UserError("x")])
-def test_an_error_leaves_what_was_there(tmp_path: Path, error: BaseException) -> None:
+def test_an_error_leaves_what_was_there(tmp_path, error):
     write_text(tmp_path / "text", "earlier")
 
     def write() -> None:
@@ -52,7 +52,7 @@ def test_an_error_leaves_what_was_there(tmp_path: Path, error: BaseException) ->
     assert (tmp_path / "text").read_text() == "earlier"
 
 
-def test_content_is_durable_before_it_is_renamed_and_the_rename_after(tmp_path: Path, monkeypatch) -> None:
+def test_content_is_durable_before_it_is_renamed_and_the_rename_after(tmp_path, monkeypatch):
     """The order that survives a power cut: fsync(file), rename, fsync(folder)."""
     done: list[tuple[str, str]] = []
     replace, fsync = os.replace, os.fsync
@@ -72,7 +72,7 @@ def test_content_is_durable_before_it_is_renamed_and_the_rename_after(tmp_path: 
     assert done == [("fsync", partial), ("rename", "text"), ("fsync", tmp_path.name)]
 
 
-def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path):
     """/dev/full stands for the temporary file: every write fails with the kernel's own ENOSPC."""
     path = tmp_path / "text"
     write_text(path, "earlier")
@@ -85,7 +85,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
     assert path.read_text() == "earlier"
 
 
-def test_a_write_that_falls_short_leaves_nothing(tmp_path: Path) -> None:
+def test_a_write_that_falls_short_leaves_nothing(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -104,18 +104,18 @@ def test_a_write_that_falls_short_leaves_nothing(tmp_path: Path) -> None:
         (errno.EACCES, "permission denied"),
     ],
 )
-def test_other_refusals_of_the_system_are_explained(tmp_path: Path, code: int, said: str) -> None:
+def test_other_refusals_of_the_system_are_explained(tmp_path, code, said):
     with pytest.raises(UserError, match=f"cannot write .*/text: {said}"), whole_file(tmp_path / "text"):
         raise OSError(code, os.strerror(code))
 
 
-def test_an_unknown_refusal_stays_what_it_was(tmp_path: Path) -> None:
+def test_an_unknown_refusal_stays_what_it_was(tmp_path):
     with pytest.raises(OSError, match="Input/output") as raised, whole_file(tmp_path / "text"):
         raise OSError(errno.EIO, "Input/output error")
     assert not isinstance(raised.value, UserError)
 
 
-def test_a_file_in_place_of_the_folder_is_explained(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_explained(tmp_path):
     write_text(tmp_path / "file", "x")
     for path in (tmp_path / "file" / "inner", tmp_path / "file" / "deep" / "inner"):
         with pytest.raises(UserError, match="a file is where a folder is needed"):
@@ -123,7 +123,7 @@ def test_a_file_in_place_of_the_folder_is_explained(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "x"
 
 
-def test_a_killed_writer_leaves_the_earlier_content_and_a_partial_that_can_be_removed(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_the_earlier_content_and_a_partial_that_can_be_removed(tmp_path):
     write_text(tmp_path / "text", "earlier")
     child = os.fork()
     if child == 0:
@@ -140,7 +140,7 @@ def test_a_killed_writer_leaves_the_earlier_content_and_a_partial_that_can_be_re
     remove_partials(tmp_path / "absent")
 
 
-def test_json_is_read_back_and_never_holds_nan(tmp_path: Path) -> None:
+def test_json_is_read_back_and_never_holds_nan(tmp_path):
     value = {"z": [1, 2.5, None, "å ▁\u2028"], "a": {"b": True}}
     write_json(tmp_path / "x.json", value)
     assert read_json(tmp_path / "x.json") == value
@@ -152,7 +152,7 @@ def test_json_is_read_back_and_never_holds_nan(tmp_path: Path) -> None:
     assert names(tmp_path) == ["x.json"]
 
 
-def test_the_checksum_is_sha256(tmp_path: Path) -> None:
+def test_the_checksum_is_sha256(tmp_path):
     content = bytes(range(256)) * 5000
     (tmp_path / "x").write_bytes(content)
     assert sha256_of(tmp_path / "x") == hashlib.sha256(content).hexdigest()

@@ -18,7 +18,7 @@ from tapernorm.util.provenance import code_commit, provenance
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path, monkeypatch):
     """A git checkout whose src/tapernorm/util/provenance.py is the module that asks."""
     module = tmp_path / "src/tapernorm/util/provenance.py"
     for path in (module, tmp_path / "src/tapernorm/norms.py", tmp_path / "src/tapernorm_lab/training/trainer.py"):
@@ -40,7 +40,7 @@ def git(folder: Path, *words: str) -> str:
 @pytest.mark.parametrize(
     "edited", ["tapernorm/util/provenance.py", "tapernorm/norms.py", "tapernorm_lab/training/trainer.py"]
 )
-def test_the_commit_is_that_of_the_checkout(checkout: Path, edited: str) -> None:
+def test_the_commit_is_that_of_the_checkout(checkout, edited):
     head = git(checkout, "rev-parse", "HEAD").strip()
     assert code_commit() == head
     (checkout / "README").write_text("edited, but no code\n")
@@ -50,7 +50,7 @@ def test_the_commit_is_that_of_the_checkout(checkout: Path, edited: str) -> None
     assert code_commit() == head + "+dirty"
 
 
-def test_a_package_installed_inside_somebody_elses_checkout_has_no_commit(checkout: Path, monkeypatch) -> None:
+def test_a_package_installed_inside_somebody_elses_checkout_has_no_commit(checkout, monkeypatch):
     installed = checkout / ".venv" / "provenance.py"
     installed.parent.mkdir()
     installed.write_text("# installed\n")
@@ -58,7 +58,7 @@ def test_a_package_installed_inside_somebody_elses_checkout_has_no_commit(checko
     assert code_commit() is None
 
 
-def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_there_is_no_commit(checkout, monkeypatch):
     shutil.rmtree(checkout / ".git")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(checkout.parent))
     assert code_commit() is None
@@ -66,7 +66,7 @@ def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.Monk
     assert code_commit() is None
 
 
-def test_versions_time_and_the_callers_own_facts() -> None:
+def test_versions_time_and_the_callers_own_facts():
     before = datetime.now(UTC).replace(microsecond=0)
     found = provenance(seed=7, device="cpu")
     assert found["tapernorm"] == tapernorm.__version__
@@ -75,7 +75,7 @@ def test_versions_time_and_the_callers_own_facts() -> None:
     assert before <= datetime.fromisoformat(found["written_at"]) <= datetime.now(UTC)
 
 
-def test_the_host_is_a_hash_that_tells_machines_apart_and_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_is_a_hash_that_tells_machines_apart_and_names_none(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node-17.example.org")
     found = provenance()["host"]
     assert found == hashlib.sha256(b"node-17.example.org").hexdigest()[:12]
@@ -83,18 +83,18 @@ def test_the_host_is_a_hash_that_tells_machines_apart_and_names_none(monkeypatch
     assert provenance()["host"] != found
 
 
-def test_the_wall_time_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wall_time_is_that_of_the_process(monkeypatch):
     monkeypatch.setattr(provenance_module, "_LOADED", 100.0)
     monkeypatch.setattr(provenance_module.time, "monotonic", lambda: 142.5)
     assert provenance()["wall_time_s"] == 42.5
 
 
-def test_a_package_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_left_out(monkeypatch):
     monkeypatch.setattr(provenance_module, "_PACKAGES", ("torch", "no-such-package-at-all"))
     assert list(provenance()["packages"]) == ["torch"]
 
 
-def test_the_kernels_that_decide_the_last_digits_are_named() -> None:
+def test_the_kernels_that_decide_the_last_digits_are_named():
     code = "import os, torch; from tapernorm.util.provenance import provenance; print(provenance()['kernels'])"
     for forced, told in {"default": "DEFAULT", "avx2": "AVX2"}.items():
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": forced}

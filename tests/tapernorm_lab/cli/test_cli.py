@@ -177,7 +177,7 @@ def test_a_verb_tells_in_one_line_what_it_wrote_and_how_long_it_took(tmp_path: P
     published = ["--results", str(ROOT / "results/published/demo"), "--out", str(tmp_path)]
     assert main(["table", "table4", "--config", str(ROOT / "config/demo.yaml"), *published]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    files = ", ".join(str(tmp_path / f"table4.{kind}") for kind in ("csv", "md", "tex", "html"))
+    files = f"{tmp_path}: table4.csv, table4.md, table4.tex, table4.html"
     assert re.fullmatch(rf"tapernorm table: output in {re.escape(files)} \(\d+\.\d s\)", line)
     assert main(["plan", "--config", CONFIG]) == 0
     assert capsys.readouterr().err == ""  # it writes nothing

@@ -46,7 +46,7 @@ def rows_of(folder: Path, split: str) -> list[list[int]]:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> ByteTokenizer:
+def stand_in(monkeypatch):
     coder = ByteTokenizer()
     monkeypatch.setattr(module, "open_tokenizer", lambda _: coder)
     return coder
@@ -58,9 +58,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> ByteTokenizer:
 @pytest.mark.parametrize("group", [None, 1, 7, 512])
 @pytest.mark.parametrize("characters", [1, 1 << 18])
 def test_rows_are_groups_of_documents_laid_end_to_end_and_cut(
-    web_corpus: Path, web_tokenizer: Path, tmp_path: Path, group: int | None, characters: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    web_corpus, web_tokenizer, tmp_path, group, characters, monkeypatch
+):
     monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", characters)
     write_blocks(job(48, group, max_rows=None), web_corpus, web_tokenizer, tmp_path)
     coder = open_tokenizer(web_tokenizer)
@@ -74,7 +73,7 @@ def test_rows_are_groups_of_documents_laid_end_to_end_and_cut(
         assert rows_of(tmp_path, "train") != cut(encoded["train"], coder.eod, 48, 8)
 
 
-def test_the_manifest_is_the_contract(web_corpus: Path, web_tokenizer: Path, tmp_path: Path) -> None:
+def test_the_manifest_is_the_contract(web_corpus, web_tokenizer, tmp_path):
     chosen = job(64, 512)
     manifest = write_blocks(chosen, web_corpus, web_tokenizer, tmp_path)
     assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
@@ -95,7 +94,7 @@ def test_the_manifest_is_the_contract(web_corpus: Path, web_tokenizer: Path, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "train.bin", "valid.bin"]
 
 
-def test_max_rows_draws_from_all_of_validation_alone(web_corpus: Path, web_tokenizer: Path, tmp_path: Path) -> None:
+def test_max_rows_draws_from_all_of_validation_alone(web_corpus, web_tokenizer, tmp_path):
     whole = write_blocks(job(64), web_corpus, web_tokenizer, tmp_path / "all")["splits"]["valid"]
     entry = write_blocks(job(64, max_rows=150), web_corpus, web_tokenizer, tmp_path / "few")["splits"]["valid"]
     assert (tmp_path / "few/train.bin").read_bytes() == (tmp_path / "all/train.bin").read_bytes()
@@ -112,7 +111,7 @@ def test_max_rows_draws_from_all_of_validation_alone(web_corpus: Path, web_token
     assert rows_of(tmp_path / "more", "valid") == rows_of(tmp_path / "all", "valid")
 
 
-def test_a_split_without_documents_is_left_out(stand_in: ByteTokenizer, tmp_path: Path) -> None:
+def test_a_split_without_documents_is_left_out(stand_in, tmp_path):
     corpus = corpus_with(tmp_path / "corpus", valid=["some text"])
     manifest = write_blocks(job(), corpus, tmp_path, tmp_path / "out")
     assert list(manifest["splits"]) == ["valid"]
@@ -121,7 +120,7 @@ def test_a_split_without_documents_is_left_out(stand_in: ByteTokenizer, tmp_path
         Blocks.open(tmp_path / "out", "train")
 
 
-def test_memory_does_not_grow_with_the_corpus(stand_in: ByteTokenizer, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_corpus(stand_in, tmp_path):
     peaks = []
     for count in (2_000, 8_000):
         corpus = corpus_with(tmp_path / f"{count}", train=["x" * 500] * count, valid=["y" * 99])
@@ -136,7 +135,7 @@ def test_memory_does_not_grow_with_the_corpus(stand_in: ByteTokenizer, tmp_path:
 # --- what is refused ---
 
 
-def test_a_split_shorter_than_a_row_is_refused_and_leaves_nothing(stand_in: ByteTokenizer, tmp_path: Path) -> None:
+def test_a_split_shorter_than_a_row_is_refused_and_leaves_nothing(stand_in, tmp_path):
     corpus = corpus_with(tmp_path / "corpus", train=["abcdefgh"], valid=["abc"])
     with pytest.raises(UserError, match=r"valid split has 4 tokens and not one row of gpt2.context 5"):
         write_blocks(job(5), corpus, tmp_path, tmp_path / "out")
@@ -160,7 +159,7 @@ def drawn(blocks: Blocks, *, seed: int, steps: range, batch: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32])
-def test_every_row_comes_once_in_each_pass(dtype: torch.dtype) -> None:
+def test_every_row_comes_once_in_each_pass(dtype):
     blocks = numbered(11, dtype=dtype)
     batch = batch_of(blocks, seed=1, step=0, batch=4)
     assert (batch.shape, batch.dtype) == ((4, 3), torch.int64)
@@ -172,7 +171,7 @@ def test_every_row_comes_once_in_each_pass(dtype: torch.dtype) -> None:
     assert passes[0] != list(range(11))
 
 
-def test_a_batch_is_a_function_of_seed_and_step() -> None:
+def test_a_batch_is_a_function_of_seed_and_step():
     blocks = numbered(50)
     forwards = [drawn(blocks, seed=2, steps=range(k, k + 1), batch=8) for k in range(20)]
     backwards = [drawn(blocks, seed=2, steps=range(k, k + 1), batch=8) for k in reversed(range(20))]
@@ -180,6 +179,6 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
     assert forwards[0] != drawn(blocks, seed=3, steps=range(1), batch=8)
 
 
-def test_the_order_does_not_depend_on_the_batch() -> None:
+def test_the_order_does_not_depend_on_the_batch():
     blocks = numbered(40)
     assert drawn(blocks, seed=5, steps=range(12), batch=10) == drawn(blocks, seed=5, steps=range(40), batch=3)

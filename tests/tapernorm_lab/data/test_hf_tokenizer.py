@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from own_models import BOS, EOS, SPARE, story, tokenizer
+from refusals import refused
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -177,10 +178,8 @@ def add(content):
 )
 def test_ids_that_do_not_belong_together_are_refused_in_one_line(tmp_path, name, edit, words):
     source = edited(tmp_path / "source", name, edit)
-    with pytest.raises(UserError) as raised:
+    with refused(*words, str(source)):
         save_hub_tokenizer(source, tmp_path / "out", vocab_size=312)
-    assert all(word in str(raised.value) for word in [*words, str(source)])
-    assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -208,10 +207,8 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content):
     source = tmp_path / "source"
     tokenizer(bos=True).save_pretrained(source)
     (source / name).write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UserError) as raised:
+    with refused(str(source)):
         save_hub_tokenizer(source, tmp_path / "out", vocab_size=312)
-    assert str(source) in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_what_cannot_serve_is_refused(tmp_path):

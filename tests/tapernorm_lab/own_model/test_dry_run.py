@@ -21,7 +21,7 @@ from tapernorm.util.errors import UserError
 from tapernorm_lab.data.hf_tokenizer import save_hub_tokenizer
 from tapernorm_lab.data.tokenizers import open_tokenizer
 from tapernorm_lab.own_model import dry_run, scale_warnings
-from tapernorm_lab.own_model.dry_run import look_ahead, outline
+from tapernorm_lab.own_model.dry_run import describe, scales_ahead
 from tapernorm_lab.own_model.options import Request
 from tapernorm_lab.own_model.taper_own_model import taper_model
 
@@ -43,14 +43,14 @@ def request(home: Path, model: str = "llama", **changes) -> Request:
 
 
 def shown_by(asked: Request) -> str:
-    return outline(run_of(asked))
+    return describe(run_of(asked))
 
 
-def look(asked: Request) -> scale_warnings.Look:
+def sampled(asked: Request) -> scale_warnings.ScaleSample:
     run = run_of(asked)
     with tempfile.TemporaryDirectory() as folder:
-        save_hub_tokenizer(run.base, Path(folder), vocab_size=vocabulary_of(run.outlined))
-        return look_ahead(run, open_tokenizer(Path(folder)))
+        save_hub_tokenizer(run.base, Path(folder), vocab_size=vocabulary_of(run.skeleton))
+        return scales_ahead(run, open_tokenizer(Path(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def outlying(home) -> Path:
 
 
 def test_the_rows_are_the_text_end_to_end_with_an_end_after_each_document(home):
-    seen = look(request(home))
+    seen = sampled(request(home))
     coder = transformers.AutoTokenizer.from_pretrained(home / "llama")
     end = coder.convert_tokens_to_ids(EOS)
     stream = [i for k in range(60) for i in [*coder(story(k))["input_ids"], end]]
@@ -80,7 +80,7 @@ def test_the_rows_are_the_text_end_to_end_with_an_end_after_each_document(home):
 @pytest.mark.parametrize("final", [False, True])
 def test_the_dry_run_marks_and_names_the_norms_that_go_and_that_a_constant_cannot_stand_for(home, outlying, final):
     asked = request(home, "outlying", final=final)
-    assert all(one.misfits == ("tail",) for one in look(asked).spreads.values())  # of a residual stream: everywhere
+    assert all(one.misfits == ("tail",) for one in sampled(asked).spreads.values())  # of a residual stream: everywhere
     count = 5 if final else 4
     table, found, warning = shown_by(asked).partition(f"\n\n{count} of the {count}")
     assert found
@@ -104,12 +104,12 @@ def test_what_was_chosen_against_outliers_is_told_and_norms_left_out_are_not_war
 
 def test_the_norms_that_a_constant_can_stand_for_come_as_an_option_to_paste(home, outlying):
     """An outlier that a middle block makes and takes back, as real models do."""
-    quiet, loud = (look(request(home, name)) for name in ("llama", "outlying"))
+    quiet, loud = (sampled(request(home, name)) for name in ("llama", "outlying"))
     names = [f"model.layers.{block}.{norm}_layernorm" for block in range(13) for norm in ("input", "post_attention")]
     model = [*names, "model.norm"]
     one, other = next(iter(quiet.spreads.values())), next(iter(loud.spreads.values()))
     spreads = {name: other if ".3." in name or name in (names[8], "model.norm") else one for name in model}
-    made = scale_warnings.Look(spreads, loud.rows, loud.coder)
+    made = scale_warnings.ScaleSample(spreads, loud.rows, loud.coder)
     *_, option = made.warnings(model, level_weight=0.0)
     words = shlex.split(option)
     assert words[0] == "--sites"
@@ -129,7 +129,7 @@ def test_a_model_without_an_outlier_gets_no_warning(home):
 
 
 def test_columns_are_the_measured_numbers(home, outlying):
-    spreads = look(request(home, "outlying")).spreads
+    spreads = sampled(request(home, "outlying")).spreads
     lines = [line.split() for line in shown_by(request(home, "outlying")).splitlines() if line.startswith("model.")]
     assert [line[0] for line in lines] == list(spreads)
     for line in lines:
@@ -198,10 +198,10 @@ def test_what_the_run_would_refuse_is_refused(home, tmp_path):
         assert not (tmp_path / "run/model.safetensors").exists()
 
 
-def test_a_model_too_large_for_a_look_is_not_loaded_and_that_is_said(home, monkeypatch):
+def test_a_model_too_large_for_a_dry_run_is_not_loaded_and_that_is_said(home, monkeypatch):
     monkeypatch.setattr(dry_run, "_LARGEST", 10)
     shown = shown_by(request(home))
-    assert "too many for a quick look" in shown
+    assert "too many for a dry run" in shown
     assert "\nthe weights were not read" in shown
 
 
@@ -209,8 +209,8 @@ def test_a_model_too_large_for_a_look_is_not_loaded_and_that_is_said(home, monke
     ("parameters", "context", "shape"),
     [(135e6, 1024, (8, 128)), (135e6, 64, (17, 64)), (1e4, 512, (64, 128)), (3e9, 512, (2, 128))],
 )
-def test_a_look_costs_about_the_same_for_every_size(parameters, context, shape):
-    assert scale_warnings.shape_of_look(int(parameters), context) == shape
+def test_a_sample_costs_about_the_same_for_every_size(parameters, context, shape):
+    assert scale_warnings.shape_of_sample(int(parameters), context) == shape
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_a_look_costs_about_the_same_for_every_size(parameters, context, shape):
 def test_the_massive_activations_of_a_real_model_are_seen_coming(tmp_path):
     """Its first position is far off from layer 12 on, and a few later tokens in layers 3 to 9."""
     asked = Request(model=str(SMOLLM2), data=("web",), steps=100, out=tmp_path, device="cpu", threads=2)
-    seen = look(asked)
+    seen = sampled(asked)
     marked = {where: {n for n, s in seen.spreads.items() if where in s.misfits} for where in ("first", "tail")}
     norms = ("input_layernorm", "post_attention_layernorm")
     of_layers = {i: {f"model.layers.{i}.{norm}" for norm in norms} for i in range(30)}

@@ -37,7 +37,7 @@ def request(home: Path, out: Path, data: str = "train.txt", **scored: str) -> Re
 
 
 def looked(home: Path, asked: Request) -> list[str]:
-    return owntext.look_through(check(asked), open_tokenizer(home / "tokenizer"), CONTEXT)
+    return owntext.check_texts(check(asked), open_tokenizer(home / "tokenizer"), CONTEXT)
 
 
 def test_a_book_is_trained_on_and_held_out_in_passages_and_that_is_told(home, tmp_path, capsys):
@@ -120,6 +120,6 @@ def test_of_a_long_text_no_more_is_read_than_tells(home, tmp_path, monkeypatch):
     asked = Request(model="m", data=(str(path),), steps=12, out=tmp_path, valid_fraction=0.2)
     coder = open_tokenizer(home / "tokenizer")
     with pytest.raises(UserError, match=r"long.jsonl:301: not JSON"):
-        owntext.look_through(check(asked), coder, CONTEXT)
+        owntext.check_texts(check(asked), coder, CONTEXT)
     monkeypatch.setattr(owntext, "_READ", 1000)
-    assert owntext.look_through(check(asked), coder, CONTEXT) == []
+    assert owntext.check_texts(check(asked), coder, CONTEXT) == []

@@ -111,7 +111,7 @@ def test_tables_and_figure_are_written_and_are_the_same_bytes_again(run, tmp_pat
         for verb in ("table", "figure"):
             assert main([verb, "tapers", "--results", str(out), "--out", f"{out}/{verb}s"]) == 0
     tables = [f"{stem}.{kind}" for stem in ("norms_all", "scores") for kind in ("csv", "md", "tex")]
-    figures = [f"figure_spread_all.{kind}" for kind in ("csv", "pdf", "png")]
+    figures = [f"figure_spread_all.{kind}" for kind in ("csv", "md", "pdf", "png", "tex")]
     for folder, names in {"tables": tables, "figures": figures}.items():
         assert (
             sorted(path.name for path in (tmp_path / "one" / folder).glob("[!.]*") if path.suffix != ".html") == names

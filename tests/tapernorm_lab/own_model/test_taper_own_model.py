@@ -33,7 +33,7 @@ from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.blocks import Blocks, batch_of
 from tapernorm_lab.own_model import own_text as owntext
 from tapernorm_lab.own_model import taper_own_model as recipe
-from tapernorm_lab.own_model.dry_run import outline
+from tapernorm_lab.own_model.dry_run import describe
 from tapernorm_lab.own_model.job import TaperJob, job_of
 from tapernorm_lab.own_model.options import Request
 from tapernorm_lab.own_model.taper_own_model import Outcome
@@ -114,13 +114,6 @@ def test_the_export_is_the_folded_run_in_plain_transformers(finished):
     text = transformers.AutoTokenizer.from_pretrained(finished / "export")
     assert text.decode(text("the cat sat")["input_ids"]) == "the cat sat"
     tapernorm.load(finished / "export")
-
-
-def test_the_files_of_the_tokenizer_are_those_of_the_base(home, finished):
-    names = [path.name for path in (home / "gpt2").iterdir() if path.name.startswith("tokenizer")]
-    assert names
-    for name in names:
-        assert (finished / "export" / name).read_bytes() == (home / "gpt2" / name).read_bytes()
 
 
 def test_a_tokenizer_that_was_saved_with_truncation_and_padding_trains_on_all_of_the_text(home, finished, tmp_path):
@@ -265,10 +258,10 @@ def test_the_dry_run_shows_norms_consumers_and_settings_and_writes_nothing(home,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_class_has_an_outline(name, tmp_path):
+def test_every_class_can_be_described(name, tmp_path):
     model, text = tmp_path / "model", write_stories(tmp_path / "text.txt", 40)
     write_model(model, name)
-    shown = outline(run_of(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True)))
+    shown = describe(run_of(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True)))
     norms = 1 if name.startswith("phi") else 2
     assert f"{2 * norms + 1} norms go" in shown
     inside = {"qwen3": 4, "phi with norms of q and k": 4, "stablelm with norms of q and k": 8}
@@ -339,12 +332,6 @@ def test_a_run_whose_norms_were_gone_by_then_leaves_a_model_that_exports(home, t
     assert f"- data: {read_json(out / 'last-good/story.json')['base']['data']}\n- {step} optimizer steps" in card
     assert "## What it lost\n\nNot measured.\n" in card
     assert not (exported.model.embed_tokens.weight == load_pretrained(base).model.embed_tokens.weight).all()
-
-
-def test_the_same_run_without_the_outlier_ends(home, tmp_path):
-    """The control of the two tests above."""
-    scores = taper_model(request(home, tmp_path / "run", "llama")).scores
-    assert math.isfinite(scores["held-out"]["after"]["rows"]["mean"])
 
 
 def held_out_alone(home: Path, folder: Path) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 import yaml
 from finetuning import make_job, write_base, write_blocks
 from places import ROOT
-from ranked import BATCH, STEPS, die_at, make_trainer, state_of, together, train
+from ranked import BATCH, STEPS, die_at, largest, make_trainer, state_of, together, train
 from torch import Tensor
 from training import HARDWARE
 
@@ -32,21 +32,6 @@ SPLITS = {
     "micro-batches": {"micro_batch": 3},  # of 4 rows on each of two ranks, of 8 in a single process
     "micro-batches and activation checkpointing": {"micro_batch": 2, "activation_checkpointing": True},
 }
-
-
-def largest(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    """Name -> largest difference, NaN and None alike on both sides counting as none."""
-    assert one.keys() == other.keys()
-    found = {}
-    for name, a in one.items():
-        b = other[name]
-        if a is None or b is None:
-            assert a is b, name
-            continue
-        a, b = (torch.as_tensor(value).double() for value in (a, b))
-        assert torch.equal(a.isnan(), b.isnan()), name
-        found[name] = (a - b).nan_to_num().abs().max().item()
-    return found
 
 
 def distances(one: tuple[Any, ...], other: tuple[Any, ...]) -> dict[str, float]:

@@ -110,6 +110,14 @@ def summarise(
     return cells
 
 
+def over_seeds(rows: Iterable[Row], column: str, name: str) -> Row:
+    """n, mean and spread of a column over the seeds that have a number in it, in columns that begin with `name`."""
+    found: list[Any] = [row.get(column) for row in rows]
+    values = [value for value in found if not pd.isna(value)]
+    mean, std = stats.mean_std(values)
+    return {f"{name}_n": len(values), f"{name}_mean": mean, f"{name}_std": std}
+
+
 def refuse_unlike(rows: Iterable[Row], of: str, columns: Iterable[str]) -> None:
     """Refuse rows whose losses are not comparable: those that agree in the column `of` and differ in another.
 

@@ -1,5 +1,6 @@
 """From curves of single seeds to what a figure draws: a median over seeds, its band, and gaps paired by seed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,7 @@ from tapernorm.util.errors import UserError
 
 from ..engine import statistics as stats
 
-GAP = "ce_gap_percent"
+GAP, GATE = "ce_gap_percent", "gate"
 
 
 @dataclass(frozen=True)
@@ -78,20 +79,27 @@ def with_gap(curves: pd.DataFrame, *, metric: str = "ce", gap: str = GAP, keys: 
 
 
 def gate(curves: pd.DataFrame, *, keys: Keys = PRETRAINING) -> pd.DataFrame:
-    """The one gate that the tapered members of a group share: step and gate.
+    """The one gate that the tapered members of a group share: step, and the gate as `median`.
 
     Raises:
         UserError: they were run on different schedules.
     """
     tapered = curves[curves[keys.member] != keys.reference]
-    logged = pd.DataFrame(tapered if len(tapered) else curves).dropna(subset=["gate"])
-    distinct = logged.drop_duplicates(["step", "gate"]).sort_values("step", ignore_index=True)
+    logged = pd.DataFrame(tapered if len(tapered) else curves).dropna(subset=[GATE])
+    distinct = logged.drop_duplicates(["step", GATE]).sort_values("step", ignore_index=True)
     if uneven := [step for step, following in pairwise(distinct["step"].tolist()) if step == following]:
         raise UserError(
             f"the runs at {keys.group} {logged[keys.group].iloc[0]} differ in their gate at step {uneven[0]}: "
             "one figure shows one schedule; run them with the same taper settings"
         )
-    return pd.DataFrame(distinct, columns=["step", "gate"])
+    return pd.DataFrame({"step": distinct["step"], "metric": GATE, "median": distinct[GATE]})
+
+
+def joined(parts: Iterable[pd.DataFrame], keys: Keys = PRETRAINING) -> pd.DataFrame:
+    """All that a figure draws: group, metric, member and step in front."""
+    frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    leading = [keys.group, "metric", keys.member, "step"]
+    return pd.DataFrame(frame, columns=[*leading, *(c for c in frame.columns if c not in leading)])
 
 
 def where(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
@@ -114,7 +122,7 @@ def span(rows: pd.DataFrame, column: str) -> str:
 
 def seeds(rows: pd.DataFrame, column: str = "n") -> str:
     """How many seeds, in words."""
-    return f"{span(rows, column)} seed{'s' if rows[column].max() > 1 else ''}"
+    return f"{span(rows, column)} seed{'s' if max(rows[column].dropna()) > 1 else ''}"
 
 
 def _job(curves: pd.DataFrame, keys: Keys) -> str:

@@ -51,7 +51,7 @@ def drawn(bench: Bench, _: ReportJob) -> pd.DataFrame:
 
 def _layout(frame: pd.DataFrame, bench: Bench, _: ReportJob) -> Layout:
     """First as published, eager against the several-op norm, then every mode against `F.rms_norm`; a row per batch."""
-    columns = frame[["against", "mode"]].drop_duplicates().to_dict("records")
+    columns = pd.DataFrame(frame, columns=["against", "mode"]).drop_duplicates().to_dict("records")
     draw = partial(_draw, labels=arm_labels(bench))
     rows = [
         Row(draw, [{**column, "batch": batch} for column in columns], 1.4, f"batch {batch}\nspeed / Baseline")
@@ -86,10 +86,10 @@ def _draw(axes: Axes, cell: pd.DataFrame, *, labels: dict[str, str]) -> None:
 def _caption(frame: pd.DataFrame, bench: Bench, job: ReportJob) -> Iterator[str]:
     yield "Decoding speed relative to Baseline."
     yield f"Run {job.run}: {setting(bench, bench.where(phase='decode'))}"
-    several = frame["n"].max() > 1
+    several = max(frame["n"]) > 1
     yield "Points: median of the ratio paired by round" + ("; bars: its 95 % bootstrap interval." if several else ".")
     theirs = f"ranges published by {published.TABLE2_SHORT} on {published.TABLE2_SETTING}"
-    if frame["published_low"].notna().any():
+    if bands.has(frame, "published_low"):
         yield f"Bands: the {theirs}, where the mode and Baseline's norm are theirs."
     else:
         yield f"The {theirs} are of eager mode and not drawn."

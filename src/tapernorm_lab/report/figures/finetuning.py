@@ -18,7 +18,7 @@ from .figure import FigureSpec, Layout, Row
 
 LOSS, HELD_OUT = "ce", "valid_ce"
 GAPS = {LOSS: bands.GAP, HELD_OUT: "valid_ce_gap_percent"}
-GATE, REMOVAL = "gate", "removal"
+GATE, REMOVAL = bands.GATE, "removal"
 CURVES = ("run", *MODEL, "step", LOSS, HELD_OUT, GATE)  # the columns of the curves that the figure reads
 TAPERS, FAKELN = ("internal_aux", "all_aux"), "fakeln"
 STAGES = {"ln_2": "MLP", "qk": "q, k", "v": "v", "ln_f": "final"}  # last part of a site's name -> the stage it is of
@@ -41,14 +41,11 @@ def drawn(found: Any, _: ReportJob) -> pd.DataFrame:
                 here = bands.with_gap(here, metric=metric, gap=gap, keys=bands.FINETUNING)
         for method in (m for m in METHODS if m in set(here["method"])):
             parts += [part.assign(size=size, method=method) for part in _lines(bands.where(here, method=method))]
-        tapered = here[here["method"].isin(TAPERS)]
+        tapered = bands.where(here, method=TAPERS)
         if len(tapered):
-            gate = bands.gate(pd.DataFrame(tapered), keys=bands.FINETUNING).rename(columns={"gate": "median"})
-            parts.append(gate.assign(size=size, metric=GATE, method="taper"))
+            parts.append(bands.gate(tapered, keys=bands.FINETUNING).assign(size=size, method="taper"))
         parts.append(_removed(bands.where(removals, size=size)).assign(size=size, metric=REMOVAL, method=FAKELN))
-    leading = ["size", "metric", "method", "step"]
-    frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
-    return pd.DataFrame(frame, columns=[*leading, *(c for c in frame.columns if c not in leading)])
+    return bands.joined(parts, bands.FINETUNING)
 
 
 def _lines(curves: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -148,8 +145,8 @@ def _caption(frame: pd.DataFrame, _: Any, job: ReportJob) -> Iterator[str]:
     lines, gaps = (bands.where(frame, metric=metric) for metric in (LOSS, GAPS[LOSS]))
     yield "Fine-tunes of GPT-2 by four methods, all on the same batches."
     yield f"Run {job.run}, {bands.seeds(lines)}. Lines: training loss. {panels.reading(lines)}"
-    if len(gaps):
-        yield f"Their gap is smoothed over {bands.span(gaps, 'window')}."
+    if len(gaps) and max(gaps["window"]) > 1:
+        yield f"The gap is smoothed by a mean of {bands.span(gaps, 'window')}."
     if len(bands.where(frame, metric=HELD_OUT)):
         yield "Points: held-out loss, not smoothed."
     strips = {"taper": "Grey: the gate of the tapers.", FAKELN: "Green: the share of norms that FakeLN still computes."}

@@ -48,12 +48,12 @@ def _within(row: Row) -> bool:
 
 
 def _positions(here: pd.DataFrame) -> Iterator[Row]:
-    for model in here["model"].unique():
-        losses = bands.where(here, model=model)
+    for model, losses in here.groupby("model", sort=False):
+        label = losses["label"].iloc[0]
         table = losses.pivot(index="seed", columns="first", values="ce")
         starts, ends = table.columns.tolist(), dict(zip(losses["first"], losses["last"], strict=True))
         median, low, high = stats.band(table.to_numpy())
-        named = {"panel": POSITIONS, "model": model, "label": losses["label"].iloc[0], "n": len(table)}
+        named = {"panel": POSITIONS, "model": model, "label": label, "n": len(table)}
         for first, *spread in zip(starts, median, low, high, strict=True):
             where = {"place": f"positions {first}–{ends[first] - 1}", "first": first, "last": ends[first]}
             yield {**named, **where, **dict(zip(("value", "low", "high"), spread, strict=True))}

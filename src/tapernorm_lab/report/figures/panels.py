@@ -39,8 +39,8 @@ def curves(
             every = max(1, len(line) // max(1, marked))
             at = (every * place // len(present), every) if marked else []
             look |= {"marker": markers[name], "markersize": 3, "markevery": at}
-        shown = [line["median"]]
-        if line["n"].max() == 2:
+        shown: list[Any] = [line["median"]]
+        if set(line["n"]) == {2}:
             shown = _two_seeds(line)
         elif has(line, "low"):
             band = {"color": look["color"], "alpha": style.BAND_ALPHA, "linewidth": 0}
@@ -49,7 +49,7 @@ def curves(
             axes.plot(line["step"], values, label="" if number else labels[name], **look)
 
 
-def _two_seeds(line: pd.DataFrame) -> list[pd.Series]:
+def _two_seeds(line: pd.DataFrame) -> list[Any]:
     """The smaller and the larger of two seeds; `low` and `high` leave out a share of their distance at either end."""
     beyond = (line["high"] - line["low"]) * BAND[0] / (BAND[1] - BAND[0])
     return [line["low"] - beyond, line["high"] + beyond]
@@ -59,7 +59,7 @@ def reading(rows: pd.DataFrame) -> str:
     """What a caption says of curves that `curves` draws: seeds, line and band, smoothing."""
     counts, windows = (sorted(set(rows[column].dropna())) for column in ("n", "window"))
     several = "Line: median over seeds; band: 2.5–97.5 percentile." if counts[-1] > 2 else ""
-    two = "Of two seeds, a line is the smaller at each step and one the larger." if 2 in counts else ""
+    two = "Two seeds have two lines: the smaller and the larger at each step." if 2 in counts else ""
     one = "One seed has no band." if counts == [1] else ""
     smoothed = f"Each seed is smoothed by a centred mean of {span(rows, 'window')} logged steps."
     return " ".join(filter(None, [several, two, one, smoothed if windows[-1] > 1 else ""]))

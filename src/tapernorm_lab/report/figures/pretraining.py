@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -15,7 +16,7 @@ from ..frames.pretraining import JOB
 from . import bands, panels, style
 from .figure import FigureSpec, Layout, Row
 
-GATE = "gate"
+GATE = bands.GATE
 LOSS, LOGIT_RMS, LOGIT_CENTRED, LOGIT_MAX, GRADIENT = "ce", "logit_rms", "logit_rms_centred", "logit_max", "grad_norm"
 # The columns of the curves that figures and claims read.
 CURVES = (*JOB, "step", GATE, LOSS, LOGIT_RMS, LOGIT_CENTRED, LOGIT_MAX, GRADIENT)
@@ -44,11 +45,8 @@ def drawn(curves: pd.DataFrame, metrics: Sequence[str], variants: Sequence[str],
                     continue  # no Baseline at this width to compare with
                 band = bands.across_seeds(rows, metric)
                 parts.append(band.assign(d_model=d_model, metric=metric, variant=variant))
-        gate = bands.gate(pd.concat(cells.values())).rename(columns={"gate": "median"})
-        parts.append(gate.assign(d_model=d_model, metric=GATE, variant="shared"))
-    leading = ["d_model", "metric", "variant", "step"]
-    frame = pd.concat(parts, ignore_index=True)
-    return pd.DataFrame(frame, columns=[*leading, *(c for c in frame.columns if c not in leading)])
+        parts.append(bands.gate(pd.concat(cells.values())).assign(d_model=d_model, variant="shared"))
+    return bands.joined(parts)
 
 
 def _widths(curves: pd.DataFrame) -> list[int]:
@@ -97,15 +95,20 @@ def _layout2(frame: pd.DataFrame, _: Found, job: ReportJob) -> Layout:
     calm = _calm(frame)
     if len(calm) < len(set(bands.where(frame, metric=GRADIENT)["variant"])):
         others = [{"metric": GRADIENT, "variant": calm}]
-        rows.append(Row(partial(draw, log=False), others, 1.6, "those that do\nnot explode"))
+        rows.append(Row(partial(draw, log=False), others, 1.6, "gradient norm,\nstable variants"))
     return Layout([*rows, _GATE_ROW], style.COLUMN_IN)
 
 
 def _calm(frame: pd.DataFrame) -> list[str]:
     """The variants whose late gradients stay within a few times the smallest."""
-    late = frame[(frame["metric"] == GRADIENT) & (frame["step"] >= _LATE * frame["step"].max())]
-    medians = late.groupby("variant")["median"].median()
-    return medians[medians <= _CALM * medians.min()].index.tolist()
+    late = _late(bands.where(frame, metric=GRADIENT))
+    medians = {str(variant): np.median(rows["median"]) for variant, rows in late.groupby("variant")}
+    return [variant for variant, median in medians.items() if median <= _CALM * min(medians.values())]
+
+
+def _late(rows: pd.DataFrame) -> pd.DataFrame:
+    """The end of training."""
+    return pd.DataFrame(rows[rows["step"] >= _LATE * rows["step"].max()])
 
 
 def _titles(frame: pd.DataFrame, job: ReportJob) -> list[str]:
@@ -126,9 +129,8 @@ def _losses(axes: Axes, rows: pd.DataFrame) -> None:
     """The loss, with the end of training enlarged where the early fall leaves room."""
     panels.curves(axes, rows, "variant", style.LINES, VARIANT_LABELS)
     panels.steps(axes)
-    late = rows[rows["step"] >= _LATE * rows["step"].max()]
     inset = axes.inset_axes((0.4, 0.46, 0.6, 0.54))
-    panels.curves(inset, late, "variant", style.LINES, VARIANT_LABELS)
+    panels.curves(inset, _late(rows), "variant", style.LINES, VARIANT_LABELS)
     inset.set_xticks([])
     inset.yaxis.set_major_locator(MaxNLocator(3))
     axes.indicate_inset_zoom(inset, linewidth=0.5)
@@ -171,7 +173,7 @@ FIGURE1A = FigureSpec(
     _layout1a,
     _told(
         "Training loss of Baseline and Internal-Taper (+aux), and the gap between them, paired by seed and batch.",
-        f"Insets: the last {1 - _LATE:.0%} of the steps. Gate: 1 is the norm, 0 a constant scale.",
+        f"Insets: the last {100 - 100 * _LATE:g} % of the steps. Gate: 1 is the norm, 0 a constant scale.",
     ),
 )
 FIGURE1B = FigureSpec(
@@ -179,11 +181,14 @@ FIGURE1B = FigureSpec(
     _layout1b,
     _told(
         "Logit magnitude of all variants at the widest width.",
-        "Above: the largest |logit| over all tokens of the batch and the vocabulary. Below: the root mean square.",
+        "Above: the largest |logit| over a batch and the vocabulary. Below: the root mean square over both.",
     ),
 )
 FIGURE2 = FigureSpec(
     partial(_of_widest, lambda _: (GRADIENT,)),
     _layout2,
-    _told("Gradient norm over all parameters before clipping, of all variants at the widest width."),
+    _told(
+        "Gradient norm over all parameters before clipping, of all variants at the widest width.",
+        f"Stable: a late gradient norm of at most {_CALM:g} times the smallest; shown alone where others explode.",
+    ),
 )

@@ -119,19 +119,22 @@ def _draw_targets(axes: Axes, frame: pd.DataFrame, *, arms: list[str]) -> None:
 
 
 def _window_caption(frame: pd.DataFrame, _: pd.DataFrame, job: StageJob) -> Iterator[str]:
-    yield f"Stage {job.stage.name}: {job.stage.title}."
-    yield f"Run {job.run}, d {job.stage.d_model}, {bands.seeds(frame, 'gap_pairs')}."
-    several = frame["gap_pairs"].min() > 1
-    yield f"Points: mean over paired seeds{' with its 95 % t interval' if several else ''}; below 0 is better."
-    yield job.caption
+    several = " with its 95 % t interval" if min(frame["gap_pairs"]) > 1 else ""
+    points = f"Points: mean over paired seeds{several}; below 0 is better."
+    return _told(job, bands.seeds(frame, "gap_pairs"), points)
 
 
 def _target_caption(frame: pd.DataFrame, _: pd.DataFrame, job: StageJob) -> Iterator[str]:
-    counts = frame.groupby("arm").size().to_frame("n")
+    counts = bands.span(frame.groupby("arm").size().to_frame("n"), "n")
+    points = "Each point is a run against the Baseline of its seed; below 0 is better."
+    shared = "The target comes with the seed and the start: arms that start together share it."
+    return _told(job, f"{counts} runs of each arm", points, shared)
+
+
+def _told(job: StageJob, counted: str, *reading: str) -> Iterator[str]:
     yield f"Stage {job.stage.name}: {job.stage.title}."
-    yield f"Run {job.run}, d {job.stage.d_model}, {bands.span(counts, 'n')} runs of each arm."
-    yield "Each point is a run against the Baseline of its seed; below 0 is better."
-    yield "The target comes with the seed and the start: arms that start together share it."
+    yield f"Run {job.run}, d {job.stage.d_model}, {counted}."
+    yield from reading
     yield job.caption
 
 

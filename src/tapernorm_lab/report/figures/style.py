@@ -73,7 +73,6 @@ RC: dict[Any, Any] = {
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
-    "figure.labelsize": 7,
     "lines.linewidth": 1.1,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,

@@ -1,7 +1,7 @@
 """The per-token scale at every norm, before and after a taper: where one constant has to stand for all tokens."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -86,28 +86,23 @@ def _blocks(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _caption(rows: pd.DataFrame, found: OwnRows, label: str) -> Iterator[str]:
     """What the reader must know: run, text, which norms are gone, the tokens of the largest scales, lost ones."""
-    records = rows.to_dict("records")
-    norms = [record for record in records if record["form"] == "before"]
-    first = records[0]
+    first, gone = rows.iloc[0], bands.where(rows, form="before")["gone"]
     yield "Per-token scale at every norm, before and after."
-    yield f"Run {found.run}, {label}: {sum(record['gone'] for record in norms)} of {len(norms)} norms gone."
+    yield f"Run {found.run}, {label}: {gone.sum()} of {len(gone)} norms gone."
     yield f"{first['rows']} held-out rows of {first['context']} tokens ({first['text']})."
     for form in _FORMS:
-        mine = [record for record in records if record["form"] == form]
-        yield f"Largest tokens {form}, in multiples of the median: {', '.join(_largest(mine))}."
-        if (lost := max(record["nonfinite"] for record in mine)) > 0:
+        mine = bands.where(rows, form=form)
+        yield f"Largest tokens {form}, in multiples of the median: {_largest(mine)}."
+        if (lost := max(mine["nonfinite"])) > 0:
             yield f"∞: up to {lost} tokens {form} have no finite scale; what reaches them is not drawn."
     yield found.caption
 
 
-def _largest(records: Sequence[Mapping[Any, Any]]) -> list[str]:
+def _largest(rows: pd.DataFrame) -> str:
     """The tokens of the largest scales at later positions, each piece once."""
-    times = [(record["largest"] / record["median"], record) for record in records]
-    found: dict[str, str] = {}
-    for factor, record in sorted((pair for pair in times if pair[0] > 0), key=lambda pair: -pair[0]):
-        piece = record["piece"]
-        found.setdefault(piece, f"{piece!r} at position {record['position']} ({factor:.3g})")
-    return list(found.values())[:_NAMED]
+    times = rows.assign(times=rows["largest"] / rows["median"]).sort_values("times", ascending=False, kind="stable")
+    named = pd.DataFrame(times[times["times"] > 0]).drop_duplicates(["piece"]).head(_NAMED).to_dict("records")
+    return ", ".join(f"{row['piece']!r} at position {row['position']} ({row['times']:.3g})" for row in named)
 
 
 FIGURE_SPREAD = FigureSpec(drawn, _layout, _caption)

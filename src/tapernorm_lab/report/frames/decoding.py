@@ -15,6 +15,7 @@ from ...experiments.speed.interleaved_timing import (
     bootstrap_median,
     paired_speedup,
 )
+from ..engine.frame import Field, Frame, Row, integer, number, text
 from ..read_json import read_document, value_at
 
 NAN = math.nan
@@ -27,28 +28,32 @@ MODES = {"eager": "eager", "compile": "torch.compile", "cudagraph": "CUDA graph"
 PHASES = ("decode", "prefill", "forward")
 CELL = ("phase", "mode", "batch", "prompt")  # within it, arms are paired round by round
 
-# Column of the rows -> where the file holds it, the same for every row.
-_FACTS = {
-    "variant": "job.variant",
-    "d_model": "job.d_model",
-    "n_layer": "job.n_layer",
-    "n_head": "job.n_head",
-    "vocab_size": "job.vocab_size",
-    "dtype": "job.dtype",
-    "warmup": "job.warmup",  # untimed rounds
-    "device": "machine.device",
-    "threads": "machine.threads",
-    "tf32": "machine.tf32",  # null where the device has none
-    "load_before": "machine.load_before",  # of the machine, null where it tells none
-    "load_after": "machine.load_after",
-    "torch": "provenance.packages.torch",
-    "python": "provenance.python",
-    "commit": "provenance.commit",  # null outside git
-}
-_DECODE_FACTS = {"new_tokens": "job.new_tokens", "block": "job.block"}  # block: steps between synchronisations
+FRAME = Frame(
+    file="{}.json",
+    key=(*CELL, "arm"),
+    verb="bench",
+    fields={  # the same for every row
+        "variant": text("job.variant"),
+        "d_model": integer("job.d_model"),
+        "n_layer": integer("job.n_layer"),
+        "n_head": integer("job.n_head"),
+        "vocab_size": integer("job.vocab_size"),
+        "dtype": text("job.dtype"),
+        "warmup": integer("job.warmup", "untimed rounds"),
+        "device": text("machine.device"),
+        "threads": integer("machine.threads"),
+        "tf32": Field("flag", "machine.tf32"),  # null where the device has none
+        "load_before": number("machine.load_before"),  # of the machine, null where it tells none
+        "load_after": number("machine.load_after"),
+        "torch": text("provenance.packages.torch"),
+        "python": text("provenance.python"),
+        "commit": text("provenance.commit"),  # null outside git
+        "new_tokens": integer("job.new_tokens", of="decode"),
+        "block": integer("job.block", "steps between synchronisations", of="decode"),
+    },
+)
 _ENTRY = (*CELL, "arm", "seconds", "tokens", "bytes_per_token")
 
-Row = dict[str, Any]
 Cell = tuple[Any, ...]
 
 
@@ -81,8 +86,7 @@ def read(path: Path, *, kind: str = DECODE) -> Bench:
     """
     path = Path(path)
     document = read_document(path, kind)
-    places = _FACTS | ({} if kind == LAST_TOKEN else _DECODE_FACTS)
-    facts = {column: value_at(document, place, path) for column, place in places.items()}
+    facts = FRAME.facts(document, path) | ({} if kind == LAST_TOKEN else FRAME.facts(document, path, of="decode"))
     if facts["variant"] not in VARIANT_LABELS:
         raise UserError(
             f"{path}: variant {facts['variant']!r} is none of {', '.join(VARIANT_LABELS)}: bench one of them"
@@ -114,13 +118,11 @@ def bench_rows(
     """
     if not cells:
         raise UserError(f"{where} holds no samples: none of the modes asked for could be measured; choose another")
+    names = {"phase": PHASES, "mode": MODES, "arm": (*ARMS, *REPLACEMENT_ARMS)}
     groups: dict[Cell, dict[str, Mapping[str, Any]]] = {}
     for entry in cells:
-        if missing := [key for key in _ENTRY if key not in entry]:
-            raise UserError(f"{where}: a cell holds no {', '.join(missing)}: run the bench again")
-        for key, known in (("phase", PHASES), ("mode", MODES), ("arm", (*ARMS, *REPLACEMENT_ARMS))):
-            if entry[key] not in known:
-                raise UserError(f"{where}: {key} {entry[key]!r} is none of {', '.join(known)}: run the bench again")
+        if odd := [key for key in _ENTRY if key not in entry or (key in names and entry[key] not in names[key])]:
+            raise UserError(f"{where}: a cell has no {', '.join(odd)} that this version knows: run the bench again")
         arms = groups.setdefault(tuple(entry[key] for key in CELL), {})
         if entry["arm"] in arms:
             raise UserError(f"{where}: {entry['arm']} is given twice at {named(entry)}: run the bench again")

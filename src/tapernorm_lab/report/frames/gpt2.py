@@ -1,7 +1,7 @@
 """JSON of fine-tunes and evaluations -> three tidy frames: scores, curves and FakeLN's removals."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from tapernorm.util.errors import UserError
 
 from ...config.gpt2 import METHOD_LABELS
 from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
-from ..read_json import read_document, value_at
+from ..read_json import each_once, value_at
 from .pretraining import read_metrics
 
 MODEL = ["size", "method", "seed"]  # what tells one model of a run from another; a published model has no seed
@@ -111,13 +111,15 @@ def collect(evaluations: Iterable[Path], finetunes: Iterable[Path], *, run: str)
     scored = _by_model(evaluations, "evaluate", SCORES)
     if not scored:
         raise UserError("no evaluation was given: name at least one, such as results/RUN/evaluate/*/*/*.json")
-    order = _order([*_sizes(scored, "parameters"), *_sizes(trained, "values.parameters")])
+    order = _order({"parameters": scored, "values.parameters": trained})
     scores, curves, removals = [], [], []
     for model in sorted(scored, key=order):
         path, document = scored[model]
         if value_at(document, "job.model.kind", path) == "finetuned" and model not in trained:
             raise UserError(f"{path} scores a fine-tune whose result.json is not given: give both")
-        facts = SCORES.facts(document, path) | _finetune_facts(trained.get(model))
+        tuned = trained.get(model)
+        behind = SCORES.facts(tuned[1], tuned[0], of="finetune") if tuned else SCORES.absent("finetune")
+        facts = SCORES.facts(document, path) | behind
         scores += [{"run": run, **facts, **row} for row in _score_rows(document, path)]
     for model in sorted(trained, key=order):
         path, document = trained[model]
@@ -153,39 +155,25 @@ def printable(text: str, limit: int = _BEGINNING) -> str:
 
 def _by_model(paths: Iterable[Path], kind: str, frame: Frame) -> dict[Model, tuple[Path, Row]]:
     """Model -> its file and what it holds; each model once."""
-    found: dict[Model, tuple[Path, Row]] = {}
-    for path in map(Path, paths):
-        document = read_document(path, kind)
-        facts = {key: value_at(document, frame.fields[key].place, path) for key in MODEL}
-        if facts["method"] not in METHOD_LABELS:
-            raise UserError(f"{path}: method {facts['method']!r} is none of {', '.join(METHOD_LABELS)}")
-        model = tuple(facts[key] for key in MODEL)
-        if model in found:
-            named = ", ".join(f"{key} {value}" for key, value in facts.items())
-            raise UserError(f"{path} and {found[model][0]} both hold {named}: give one file per model")
-        found[model] = (path, document)
+    found = each_once(paths, [kind], {key: frame.fields[key].place for key in MODEL})
+    for (_, method, _), (path, _) in found.items():
+        if method not in METHOD_LABELS:
+            raise UserError(f"{path}: method {method!r} is none of {', '.join(METHOD_LABELS)}")
     return found
 
 
-def _sizes(found: Mapping[Model, tuple[Path, Row]], place: str) -> Iterable[tuple[str, int]]:
-    """Each model's size and number of parameters."""
-    return ((model[0], value_at(document, place, path)) for model, (path, document) in found.items())
+def _order(found: Mapping[str, Mapping[Model, tuple[Path, Row]]]) -> Callable[[Model], tuple[int, str, int, int]]:
+    """Sort key of models: small sizes first, methods as they are listed, then seeds.
 
-
-def _order(sizes: Iterable[tuple[str, int]]) -> Callable[[Model], tuple[int, str, int, int]]:
-    """Sort key of models: small sizes first, methods as they are listed, then seeds."""
+    Args:
+        found: where a file holds the number of parameters -> the files.
+    """
     largest: dict[str, int] = {}
-    for size, parameters in sizes:
-        largest[size] = max(parameters, largest.get(size, 0))
+    for place, models in found.items():
+        for (size, *_), (path, document) in models.items():
+            largest[size] = max(value_at(document, place, path), largest.get(size, 0))
     methods = list(METHOD_LABELS)
     return lambda model: (largest[model[0]], model[0], methods.index(model[1]), -1 if model[2] is None else model[2])
-
-
-def _finetune_facts(trained: tuple[Path, Row] | None) -> Row:
-    if trained is None:
-        return SCORES.absent("finetune")
-    path, document = trained
-    return SCORES.facts(document, path, of="finetune")
 
 
 def _score_rows(document: Row, path: Path) -> Iterable[Row]:
@@ -198,15 +186,11 @@ def _score_rows(document: Row, path: Path) -> Iterable[Row]:
             row = {**common, "form": form}
             for over, names in _STATISTICS.items():
                 row |= {f"{over}_{name}": value_at(found, f"{over}.{name}", path) for name in names}
-            row["bits_per_byte"] = _bits_per_byte(row)
-            yield row | _worst(value_at(found, "worst", path))
-
-
-def _bits_per_byte(row: Row) -> float | None:
-    """Total bits over the bytes of the targets' text: comparable across tokenizers."""
-    return None if row["rows_mean"] is None else row["rows_mean"] * row["targets"] / math.log(2) / row["bytes"]
-
-
-def _worst(entries: Sequence[Row]) -> Row:
-    worst = entries[0]
-    return {"worst_row": worst["row"], "worst_ce": worst["ce"], "worst_text": printable(worst["text"])}
+            mean, worst = row["rows_mean"], value_at(found, "worst", path)[0]
+            # Total bits over the bytes of the targets' text: comparable across tokenizers.
+            row["bits_per_byte"] = None if mean is None else mean * row["targets"] / math.log(2) / row["bytes"]
+            yield row | {
+                "worst_row": worst["row"],
+                "worst_ce": worst["ce"],
+                "worst_text": printable(worst["text"]),
+            }

@@ -10,7 +10,7 @@ from tapernorm.util.errors import UserError
 
 from ...config.odd_inputs import TrialsJob
 from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
-from ..read_json import read_document, value_at
+from ..read_json import each_once, value_at
 from .gpt2 import printable
 
 KIND = "robustness"
@@ -93,19 +93,13 @@ def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
         UserError: no file, or one is missing, damaged or of another schema, two are of one width and seed, or they
             scored other rows.
     """
-    documents = {Path(path): read_document(Path(path), KIND) for path in paths}
-    if not documents:
+    files = each_once(paths, [KIND], {key: SCORES.fields[key].place for key in CELL})
+    if not files:
         raise UserError(
             "no scores were given: name at least one file, such as results/RUN/robustness/d*/*.json, or of a stage"
             " results/RUN/robustness/study/STAGE/*.json"
         )
-    cells: dict[tuple[int, int], Path] = {}
-    for path, document in documents.items():
-        cell = (value_at(document, "job.d_model", path), value_at(document, "job.seed", path))
-        if cell in cells:
-            raise UserError(f"{path} and {cells[cell]} are both of d_model {cell[0]}, seed {cell[1]}: give one of them")
-        cells[cell] = path
-    ordered = [(cells[cell], documents[cells[cell]]) for cell in sorted(cells)]
+    ordered = [files[cell] for cell in sorted(files)]
     first_path, first = ordered[0]
     trials = list(_trial_rows(first, first_path))
     for path, document in ordered[1:]:

@@ -10,7 +10,7 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
 from ..engine.frame import PROVENANCE, Frame, integer, number, text
-from ..read_json import parse_json, read_document, text_of, value_at
+from ..read_json import each_once, parse_json, text_of
 
 JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
 
@@ -75,37 +75,22 @@ def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFr
         UserError: a file is missing, damaged or of another schema, two files hold the same job, or a fold comes
             without the training that it belongs to.
     """
-    rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {kind: {} for kind in _KINDS}
-    origin: dict[tuple[Any, ...], Path] = {}
-    for path in map(Path, paths):
-        kind, row = read_result(path)
-        job = tuple(row[key] for key in JOB)
-        if job in rows[kind]:
-            named = ", ".join(f"{key} {value}" for key, value in zip(JOB, job, strict=True))
-            raise UserError(f"{path} and {origin[kind, *job]} both hold {named}: give one result file per job")
-        rows[kind][job], origin[kind, *job] = row, path
-    trained, folded = rows["pretrain"], rows["fold"]
+    found = each_once(paths, _KINDS, {"kind": "kind"} | {key: RESULTS.fields[key].place for key in JOB})
+    trained, folded = ({job[1:]: one for job, one in found.items() if job[0] == kind} for kind in _KINDS)
     if not trained:
         raise UserError("no result.json was given: name at least one, such as results/RUN/pretrain/*/*/*/result.json")
     for job in folded.keys() - trained.keys():
-        raise UserError(f"{origin['fold', *job]} folds a model whose training result is not given: give both")
-    ordered = [{"run": run, **RESULTS.absent("fold"), **trained[job], **folded.get(job, {})} for job in sorted(trained)]
-    curves = [
-        {**dict(zip(JOB, job, strict=True)), **line}
-        for job in sorted(trained)
-        for line in read_metrics(origin["pretrain", *job].parent / "metrics.jsonl")
-    ]
-    return RESULTS.typed(ordered), CURVES.typed(curves).sort_values([*JOB, "step"], ignore_index=True)
-
-
-def read_result(path: Path) -> tuple[str, dict[str, Any]]:
-    """Kind and columns of one result file."""
-    document = read_document(path, *_KINDS)
-    kind = document["kind"]
-    if kind == "pretrain":
-        return kind, RESULTS.facts(document, path) | _config_versions(document["job"])
-    job = {key: value_at(document, RESULTS.fields[key].place, path) for key in JOB}
-    return kind, job | RESULTS.facts(document, path, of="fold")
+        raise UserError(f"{folded[job][0]} folds a model whose training result is not given: give both")
+    rows, curves = [], []
+    for job, (path, document) in sorted(trained.items(), key=lambda item: item[0]):
+        fold = RESULTS.absent("fold")
+        if job in folded:
+            folded_path, folded_document = folded[job]
+            fold = RESULTS.facts(folded_document, folded_path, of="fold")
+        rows.append({"run": run, **fold, **RESULTS.facts(document, path), **_config_versions(document["job"])})
+        named = dict(zip(JOB, job, strict=True))
+        curves += [{**named, **line} for line in read_metrics(path.parent / "metrics.jsonl")]
+    return RESULTS.typed(rows), CURVES.typed(curves).sort_values([*JOB, "step"], ignore_index=True)
 
 
 def _config_versions(job: dict[str, Any]) -> dict[str, str | None]:

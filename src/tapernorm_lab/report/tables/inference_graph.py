@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from tapernorm.util.errors import UserError
 
 from ...config.study_runs import StageJob
-from ..engine import statistics as stats
 from ..engine.cells import NOT_FINITE, Cell, counted, interval, mean_sd, number, text, where
 from ..engine.frame import Row
+from ..engine.summary import over_seeds
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.decoding import MODES, Bench
 from ..frames.inference_graph import FUNCTIONS, ROWS
@@ -76,8 +76,9 @@ def _record(job: StageJob, name: str, rows: Sequence[Row], bench: Bench | None) 
     record["activation_max"] = _largest(row["text_activation_max"] for row in finished)
     for kind in ROWS:
         record[f"{kind}_finite"] = sum(bool(row.get(f"{kind}_finite")) for row in finished)
-        losses = [row[f"{kind}_ce"] for row in finished if row.get(f"{kind}_ce") is not None]
-        record[f"{kind}_ce_mean"], record[f"{kind}_ce_std"] = stats.mean_std(losses)
+        losses = over_seeds(finished, f"{kind}_ce", f"{kind}_ce")
+        del losses[f"{kind}_ce_n"]  # those that are finite
+        record |= losses
         record[f"{kind}_ce_max"] = _largest(row.get(f"{kind}_ce_max") for row in finished)
     return record | (_speeds(record, bench) if bench is not None else {})
 

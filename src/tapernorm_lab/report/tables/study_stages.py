@@ -10,7 +10,7 @@ from ...config.study_runs import StageJob
 from ..engine import statistics as stats
 from ..engine.cells import counted, interval, mean_sd, number, shown, text
 from ..engine.frame import Row
-from ..engine.summary import Against, Cell, summarise
+from ..engine.summary import Against, Cell, over_seeds, summarise
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.study_stages import DIVERGED, treatment_of
 from ..table import ABSENT, Table
@@ -26,7 +26,6 @@ _SETTINGS = {
     "steps": "steps",
 }
 _WINDOW = ("start_fraction", "end_fraction")  # one says nothing without the other
-_MEANS = {"valid_ce": "valid_ce", "jump": "taper_start_jump", "target": "scale_target"}
 _JUMP = (
     "jump: validation loss with all maps linear less that with all norms whole, nats/token, where the taper starts:"
     " mean ± sample standard deviation."
@@ -96,18 +95,16 @@ def _best_baseline(job: StageJob, finished: Sequence[Row]) -> str:
 def _of_seeds(runs: Sequence[Row]) -> Row:
     """Settings of an arm, its seeds, and means over those that have a number."""
     diverged = [run for run in runs if run["outcome"] == DIVERGED]
-    means: Row = {}
-    for name, column in _MEANS.items():
-        numbers = [run[column] for run in runs if not pd.isna(run[column])]
-        mean, std = stats.mean_std(numbers)
-        means |= {f"{name}_n": len(numbers), f"{name}_mean": mean, f"{name}_std": std}
-    del means["valid_ce_n"]
+    losses = over_seeds(runs, "valid_ce", "valid_ce")
+    del losses["valid_ce_n"]  # n below
     return {
         **{column: runs[0][column] for column in _SETTINGS},
         "seeds": len(runs),
         "n": len(runs) - len(diverged),
         "diverged_seeds": " ".join(str(run["seed"]) for run in diverged),
-        **means,
+        **losses,
+        **over_seeds(runs, "taper_start_jump", "jump"),
+        **over_seeds(runs, "scale_target", "target"),
     }
 
 

@@ -137,13 +137,12 @@ def test_what_is_missing_damaged_or_given_twice_is_refused(run, tmp_path):
         gpt2_rows.collect(finetunes, [], **RUN)
     with pytest.raises(UserError, match=r"no file .*missing\.json"):
         gpt2_rows.collect([folder / "missing.json"], [], **RUN)
-    document = synthetic_gpt2.evaluation("tiny", "original", None)
-    del document["corpora"]["stdlib"]["forms"]["gated"]["rows"]["p99_9"]
-    (tmp_path / "e.json").write_text(json.dumps(document))
-    with pytest.raises(UserError, match=r"holds no rows\.p99_9"):
-        gpt2_rows.collect([tmp_path / "e.json"], [], **RUN)
-    unknown = synthetic_gpt2.evaluation("tiny", "original", None)
-    unknown["job"]["model"]["method"] = "sorcery"
-    (tmp_path / "u.json").write_text(json.dumps(unknown))
-    with pytest.raises(UserError, match="method 'sorcery' is none of original, vanilla"):
-        gpt2_rows.collect([tmp_path / "u.json"], [], **RUN)
+    for place, change, message in [
+        ("e", lambda d: d["corpora"]["stdlib"]["forms"]["gated"]["rows"].pop("p99_9"), r"holds no rows\.p99_9"),
+        ("u", lambda d: d["job"]["model"].update(method="sorcery"), "method 'sorcery' is none of original, vanilla"),
+    ]:
+        document = synthetic_gpt2.evaluation("tiny", "original", None)
+        change(document)
+        (tmp_path / f"{place}.json").write_text(json.dumps(document))
+        with pytest.raises(UserError, match=message):
+            gpt2_rows.collect([tmp_path / f"{place}.json"], [], **RUN)

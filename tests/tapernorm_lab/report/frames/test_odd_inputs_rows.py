@@ -84,7 +84,7 @@ def test_files_that_cannot_stand_beside_one_another_are_refused(paths, tmp_path)
         robustness_rows.collect([], run="cpu")
     twice = tmp_path / "twice.json"
     twice.write_text(paths[0].read_text())
-    with pytest.raises(UserError, match="are both of d_model 32, seed 1: give one of them"):
+    with pytest.raises(UserError, match="both hold d_model 32, seed 1: give one of them"):
         robustness_rows.collect([*paths, twice], run="cpu")
     other = synthetic_robustness.document(32, 9)
     other["trials"]["code"]["rows_sha256"] = "f" * 64

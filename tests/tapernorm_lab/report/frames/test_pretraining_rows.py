@@ -64,7 +64,8 @@ def test_training_and_evaluation_lines_of_a_step_become_one_row(run):
 
 def test_rows_survive_csv_bit_for_bit(run):
     folder, paths = run
-    results, curves = rows.collect(paths, run="007")
+    fold = synthetic.write_fold(folder, "internal_aux", 64, 2, {"fused": 0.1 + 0.2, "unfused": 1e-15})
+    results, curves = rows.collect([*paths, fold], run="007")
     results.loc[0, ["lr", "valid_ce"]] = [0.1 + 0.2, 1e-310]
     results.loc[1, "commit"] = None
     rows.write(results, curves, folder / "rows")
@@ -86,61 +87,34 @@ def edited(path, **changes):
     path.write_text(json.dumps({**document, **changes}))
 
 
-def test_unknown_schema_is_refused_by_name(run):
-    _, paths = run
-    edited(paths[0], schema_version=2)
-    with pytest.raises(UserError, match=r"seed10/result\.json: schema_version is 2 and this version reads 1"):
-        rows.collect(paths, run="r")
-    edited(paths[0], schema_version=1, kind="finetune")
-    with pytest.raises(UserError, match="kind is 'finetune' and this version reads 'pretrain' or 'fold'"):
-        rows.collect(paths, run="r")
-
-
-def test_a_result_without_a_value_is_refused_by_its_place(run):
-    _, paths = run
-    edited(paths[0], values={})
-    with pytest.raises(UserError, match=r"holds no values\.valid_ce"):
-        rows.collect(paths, run="r")
-
-
-def test_missing_files_are_named(run):
+def test_what_is_missing_damaged_or_given_twice_is_refused(run):
     folder, paths = run
+    again = synthetic.write_job(folder / "copy", "internal_aux", 128, 10)
+    with pytest.raises(UserError, match=r"copy.* and .* both hold .*variant internal_aux, d_model 128, seed 10"):
+        rows.collect([*paths, again], run="r")
     with pytest.raises(UserError, match="at least one"):
         rows.collect([], run="r")
     with pytest.raises(UserError, match=r"no file .*absent/result\.json"):
         rows.collect([folder / "absent" / "result.json"], run="r")
-    (paths[0].parent / "metrics.jsonl").unlink()
-    with pytest.raises(UserError, match=r"no file .*seed10/metrics\.jsonl: .* has not finished"):
-        rows.collect(paths, run="r")
     with pytest.raises(UserError, match=r"results\.csv: make it with `tapernorm rows training`"):
         rows.read(folder)
-
-
-def test_the_same_job_twice_is_refused(run):
-    folder, paths = run
-    again = synthetic.write_job(folder / "copy", "internal_aux", 128, 10)
-    with pytest.raises(UserError, match=r"copy.* and .* both hold variant internal_aux, d_model 128, seed 10"):
-        rows.collect([*paths, again], run="r")
+    for changes, message in [
+        ({"schema_version": 2}, r"seed10/result\.json: schema_version is 2 and this version reads 1"),
+        ({"schema_version": 1, "kind": "finetune"}, "kind is 'finetune' and this version reads 'pretrain' or 'fold'"),
+        ({"kind": "pretrain", "values": {}}, r"holds no values\.valid_ce"),
+    ]:
+        edited(paths[0], **changes)
+        with pytest.raises(UserError, match=message):
+            rows.collect(paths, run="r")
+    (paths[1].parent / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"no file .*metrics\.jsonl: .* has not finished"):
+        rows.collect(paths[1:], run="r")
 
 
 # Folds
 
 
 FOLD_COLUMNS = ["valid_ce_gated", "valid_ce_unfused", "valid_ce_fused", "fold_logit_difference"]
-
-
-def test_kind_and_columns_of_one_file(run):
-    folder, paths = run
-    kind, columns = rows.read_result(paths[0])
-    assert (kind, columns["variant"], columns["d_model"], columns["seed"]) == ("pretrain", "internal_aux", 128, 10)
-    kind, columns = rows.read_result(synthetic.write_fold(folder, "all", 64, 2, {"fused": 0.25}))
-    assert kind == "fold"
-    assert columns == {
-        "variant": "all",
-        "d_model": 64,
-        "seed": 2,
-        **dict(zip(FOLD_COLUMNS, [3.0, 3.0, 3.25, 1e-5], strict=True)),
-    }
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -162,40 +136,23 @@ def test_a_fold_joins_the_row_of_its_training(run, reverse):
     assert by_job.drop([("internal_aux", 64, 10), ("internal_aux", 128, 10)]).isna().all(axis=None)
 
 
-def test_folds_survive_csv_bit_for_bit(run):
+def test_a_fold_alone_twice_or_without_a_value_is_refused(run):
     folder, paths = run
-    fold = synthetic.write_fold(folder, "internal_aux", 64, 2, {"fused": 0.1 + 0.2, "unfused": 1e-15})
-    results, curves = rows.collect([*paths, fold], run="r")
-    rows.write(results, curves, folder / "rows")
-    pd.testing.assert_frame_equal(rows.read(folder / "rows")[0], results, check_exact=True)
-
-
-def test_a_fold_without_its_training_is_refused(run):
-    folder, paths = run
-    fold = synthetic.write_fold(folder, "all", 64, 2)
+    alone = synthetic.write_fold(folder, "all", 64, 2)
     with pytest.raises(UserError, match=r"fold/all/d64/seed2/result\.json folds a model whose training .* give both"):
-        rows.collect([*paths, fold], run="r")
+        rows.collect([*paths, alone], run="r")
     with pytest.raises(UserError, match=r"name at least one, such as results/RUN/pretrain"):
-        rows.collect([fold], run="r")
-
-
-def test_the_same_fold_twice_is_refused(run):
-    folder, paths = run
+        rows.collect([alone], run="r")
     folds = [synthetic.write_fold(place, "internal_aux", 64, 2) for place in (folder, folder / "copy")]
-    with pytest.raises(UserError, match=r"copy.* and .*fold.* both hold variant internal_aux, d_model 64, seed 2"):
+    with pytest.raises(UserError, match=r"copy.* and .*fold.* both hold .*variant internal_aux, d_model 64, seed 2"):
         rows.collect([*paths, *folds], run="r")
-
-
-@pytest.mark.parametrize(
-    ("changes", "place"),
-    [({"values": {}}, r"values\.valid_ce_gated"), ({"reports": {}}, r"reports\.fused\.largest_logit_difference")],
-)
-def test_a_fold_without_a_value_is_refused_by_its_place(run, changes, place):
-    folder, paths = run
-    fold = synthetic.write_fold(folder, "internal_aux", 64, 2)
-    edited(fold, **changes)
-    with pytest.raises(UserError, match=rf"fold/.*result\.json holds no {place}: .* run the job again"):
-        rows.collect([*paths, fold], run="r")
+    for changes, place in [
+        ({"reports": {}}, r"reports\.fused\.largest_logit_difference"),
+        ({"values": {}}, r"values\.valid_ce_gated"),
+    ]:
+        edited(folds[0], **changes)
+        with pytest.raises(UserError, match=rf"fold/.*result\.json holds no {place}: .* run the job again"):
+            rows.collect([*paths, folds[0]], run="r")
 
 
 @pytest.mark.parametrize(

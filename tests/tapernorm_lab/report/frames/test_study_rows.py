@@ -75,20 +75,17 @@ def test_a_result_of_another_job_is_refused(results, tmp_path):
         study_rows.collect(job, tmp_path)
 
 
-@pytest.mark.parametrize("change", ["seed", "hash", "stage", "run"])
-def test_rows_of_other_runs_than_the_configs_are_refused(rows, tmp_path, change):
+def test_rows_of_other_runs_than_the_configs_are_refused(rows, tmp_path):
     study_rows.write(rows, tmp_path / "rows.csv")
-    job = stage_job()
-    if change == "seed":
-        job = job.model_copy(update={"runs": job.runs[:-1]})
-    elif change == "hash":
-        job = job.model_copy(update={"runs": (*job.runs[:-1], job.runs[-1].model_copy(update={"config_hash": "x"}))})
-    elif change == "run":
-        job = job.model_copy(update={"run": "other"})
-    else:
-        job = job.model_copy(update={"stage": job.stage.model_copy(update={"name": "S2"})})
-    with pytest.raises(UserError, match=r"and the config differ in arms \(.*relative of S1, run demo.*gather the rows"):
-        study_rows.read(tmp_path / "rows.csv", job)
+    job, last = stage_job(), stage_job().runs[-1]
+    for changes in (
+        {"runs": job.runs[:-1]},
+        {"runs": (*job.runs[:-1], last.model_copy(update={"config_hash": "x"}))},
+        {"run": "other"},
+        {"stage": job.stage.model_copy(update={"name": "S2"})},
+    ):
+        with pytest.raises(UserError, match=r"config differ in arms \(.*relative of S1, run demo.*gather the rows"):
+            study_rows.read(tmp_path / "rows.csv", job.model_copy(update=changes))
 
 
 def test_the_verb_gathers_and_then_needs_the_rows_alone(results, tmp_path, capsys):
