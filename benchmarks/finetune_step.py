@@ -10,9 +10,9 @@ from tapernorm.taper import Taper
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.fakeln_schedule import FakeSchedule
 from tapernorm_lab.config.gpt2 import Gpt2Shape
-from tapernorm_lab.experiments.finetune import next_tokens
 from tapernorm_lab.models.fakeln import FakeLN, attach_fakeln
 from tapernorm_lab.models.gpt2 import GPT2LMHeadModel, fresh
+from tapernorm_lab.training.training_loss import next_tokens
 
 from .report import Figure
 from .steps import compare, one_step

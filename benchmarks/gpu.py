@@ -1,36 +1,32 @@
-"""The decoding benchmark on a GPU machine with torch and the core of this package alone: `benchmarks/gpu.sh`.
+"""The decoding benchmark on a GPU machine with torch and the lab of this package alone: `benchmarks/gpu.sh`.
 
-Trains an Internal-Taper (+aux) model on the bytes of Python's own standard library, folds it, runs the whole
-benchmark matrix, and writes JSON and tables.
+Trains an Internal-Taper (+aux) model of config/paper.yaml for a few steps on the bytes of Python's own standard
+library, folds it, runs the config's benchmark matrix, and writes JSON and tables.
 """
 
 import argparse
-import shutil
+import hashlib
 import sysconfig
 import time
+from array import array
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from tapernorm.checkpoints.store import save
+from tapernorm.checkpoints.store import load, save
 from tapernorm.folding import fold
 from tapernorm.models.decoder import Decoder
 from tapernorm.util.atomic_files import write_json
-from tapernorm.util.hashing import canonical_json, digest
-from tapernorm.util.rng import generator
-from tapernorm_lab.config.jobs import BenchJob, PretrainJob
-from tapernorm_lab.config.sections import BenchConfig, HardwareConfig, paper_d_ff
-from tapernorm_lab.experiments.pretrain import attach_variant
+from tapernorm_lab.config.load import load_config
+from tapernorm_lab.config.run import Config
+from tapernorm_lab.config.sections import paper_d_ff
+from tapernorm_lab.data.manifest import made_manifest
+from tapernorm_lab.experiments.pretrain import pretrain
 from tapernorm_lab.experiments.speed.decode_speed import run_benchmark
 from tapernorm_lab.report import table
 from tapernorm_lab.report.frames import decoding as decode_rows
 from tapernorm_lab.report.tables import table2_decoding as decode_tables
 from tapernorm_lab.training.device import pick_device
-from tapernorm_lab.training.plan import Optimisation, Plan
-from tapernorm_lab.training.trainer import Trainer
-from tapernorm_lab.training.validation_loss import Evaluation, evaluate
 
+PAPER = Path(__file__).parents[1] / "config/paper.yaml"
 CAPTION = "Decoding benchmark on its own: a briefly trained model, whose speed is that of any model of its shape."
 VALIDATION_TOKENS = 32768
 MODES = ["eager", "cudagraph", "compile"]  # compilation last: it takes longest
@@ -46,132 +42,73 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES, help="decoding modes")
     arguments = parser.parse_args()
-    device = pick_device(arguments.device)
+    device, out = pick_device(arguments.device), arguments.out
     began = time.monotonic()
 
     def say(what: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {what}", flush=True)
 
-    model = trained(arguments.width, arguments.steps, device, arguments.out)
-    say("trained")
+    config = briefly(
+        arguments.width,
+        arguments.steps,
+        [
+            f"hardware.device={device.type}",
+            f"bench.dtype={'bfloat16' if device.type == 'cuda' else 'float32'}",
+            f"bench.rounds={arguments.rounds}",
+            f"bench.modes=[{', '.join(arguments.modes)}]",
+        ],
+    )
+    write_library_bytes(out / "tokens", config.tokenizer.vocab_size)
+    job = config.pretrain_job("internal_aux", arguments.width, config.seeds[0])
+    result = pretrain(job, out / "tokens", out / "training", config.hardware)
+    say(f"trained: validation loss {result['values']['valid_ce']['value']:.3f} nats/byte at g = 0")
+    model = load(out / "training", Decoder).to(device).eval()
     folded, report = fold(model, fused=True)
-    save(folded, arguments.out / "fused")
-    write_json(arguments.out / "fold.json", report.as_dict())
+    save(folded, out / "fused")
+    write_json(out / "fold.json", report.as_dict())
     say(f"folded: largest logit difference {report.largest_logit_difference:.2g}")
-    job = bench_job(arguments.rounds, "bfloat16" if device.type == "cuda" else "float32", arguments.modes)
-    tables = {"decode": ("table2", "table2x"), "last_token": ("table2v1",)}
-    for kind, names in tables.items():
-        path = arguments.out / f"{kind}.json"
-        write_json(path, run_benchmark(kind, model, job, variant="internal_aux", device=device))
+    for kind, names in {"decode": ("table2", "table2x"), "last_token": ("table2v1",)}.items():
+        path = out / f"{kind}.json"
+        write_json(path, run_benchmark(kind, model, config.bench_job(), variant="internal_aux", device=device))
         measured = decode_rows.read(path, kind=f"bench_{kind}")
         for name in names:
-            made = getattr(decode_tables, name)(measured, run=job.run, caption=CAPTION)
-            table.write(made, arguments.out / "tables")
+            made = getattr(decode_tables, name)(measured, config.report_job())
+            table.write(made, out / "tables")
             print(table.markdown(made))
         say(kind)
 
 
-def bench_job(rounds: int, dtype: str, modes: list[str]) -> BenchJob:
-    """The matrix of config/paper.yaml."""
-    bench = {
-        "dtype": dtype,
-        "batches": [1, 4],
-        "prompts": [128, 256, 512],
-        "new_tokens": 256,
-        "block": 64,
-        "rounds": rounds,
-        "warmup": 2,
-        "threads": 1,
-        "modes": modes,
-    }
-    return BenchJob(run="gpu", bench=BenchConfig.model_validate(bench))
+def briefly(width: int, steps: int, settings: list[str]) -> Config:
+    """config/paper.yaml with one model of a few steps, and with other settings."""
+    model = f"{{d_model: {width}, d_ff: {paper_d_ff(width)}, label: brief, steps: {steps}, variants: [internal_aux]}}"
+    training = ["train.log_every=10", "train.eval_every=0", "taper.start_fraction=0.3", "taper.ema_rate=0.1"]
+    hardware = ["hardware.compile=false", "hardware.threads=1", f"hardware.checkpoint_every={steps}", "bench.threads=1"]
+    return load_config(PAPER, ["run=gpu", f"caption={CAPTION!r}", f"widths=[{model}]", *training, *hardware, *settings])
 
 
-def trained(width: int, steps: int, device: torch.device, out: Path) -> Decoder:
-    """An Internal-Taper (+aux) model of the paper's shape at g = 0."""
-    job = PretrainJob.model_validate(training_job(width, steps))
-    tokens, held_out = standard_library_bytes()
-    model = Decoder(job.model).initialize(generator(job.seed, "init")).to(device)
-    taper = attach_variant(model, job)
-
-    def batch_at(step: int) -> tuple[Tensor, Tensor]:
-        starts = torch.randint(len(tokens) - job.model.context, (job.train.batch,), generator=generator(0, f"{step}"))
-        both = torch.stack([tokens[start : start + job.model.context + 1] for start in starts.tolist()]).long()
-        return both[:, :-1], both[:, 1:]
-
-    def validate() -> Evaluation:
-        shape = {"context": job.model.context, "batch": job.train.batch}
-        return evaluate(model, held_out, text_bytes=len(held_out), device=device, **shape)
-
-    hardware = HardwareConfig(
-        device="auto",
-        threads=1,
-        compile=False,
-        micro_batch=None,
-        checkpoint_every=steps,
-        tensorboard=False,
-        activation_checkpointing=False,
-        jobs_per_gpu=1,
-        devices_per_job=1,
-    )
-    plan = Plan(
-        label=f"internal_aux d{width}",
-        seed=job.seed,
-        steps=steps,
-        optimisation=Optimisation.of_pretraining(job.train, steps),
-        hardware=hardware,
-        batch_at=batch_at,
-        validate=validate,
-        tokens_per_step=job.train.batch * job.model.context,
-        fingerprint=digest(canonical_json(job)),
-        folder=out / "training",
-    )
-    score = Trainer(model, taper, plan).run()
-    shutil.rmtree(plan.folder)
-    print(f"validation loss {score.ce:.3f} nats/byte at g = 0")
-    return model.eval()
-
-
-def training_job(width: int, steps: int) -> dict[str, object]:
-    """The paper's protocol at its 30M shape (or another width), for a few steps."""
-    return {
-        "variant": "internal_aux",
-        "seed": 0,
-        "steps": steps,
-        "model": {
-            "vocab_size": 10000,
-            "d_model": width,
-            "n_layer": 8,
-            "n_head": 16,
-            "n_kv_head": 16,
-            "d_ff": paper_d_ff(width),
-            "context": 512,
-            "norm": "rmsnorm",
-            "norm_eps": 1e-6,
-            "rope_theta": 10000.0,
-            "tie_head": True,
-        },
-        "train": {
-            "batch": 16,
-            "lr": 3e-4,
-            "warmup_fraction": 0.05,
-            "betas": [0.9, 0.95],
-            "adam_eps": 1e-8,
-            "weight_decay": 0.0,
-            "clip_norm": 1.0,
-            "precision": "bf16",
-            "log_every": 10,
-            "eval_every": 0,
-        },
-        "taper": {"start_fraction": 0.3, "end_fraction": 1.0, "ema_rate": 0.1, "anchor_weight": 0.1},
-    }
-
-
-def standard_library_bytes() -> tuple[Tensor, Tensor]:
-    """Training and held-out bytes, as ids below 256: real text that every machine with Python has."""
+def write_library_bytes(out: Path, vocab_size: int) -> None:
+    """A token stream of bytes as ids: real text that every machine with Python has."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    raw = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
-    return raw[:-VALIDATION_TOKENS], raw[-VALIDATION_TOKENS:]
+    text = b"".join(file.read_bytes() for file in files)
+    splits = {}
+    out.mkdir(parents=True, exist_ok=True)
+    for split, part in {"train": text[:-VALIDATION_TOKENS], "valid": text[-VALIDATION_TOKENS:]}.items():
+        ids = array("H", iter(part)).tobytes()
+        (out / f"{split}.bin").write_bytes(ids)
+        entry = {"documents": 1, "tokens": len(part), "bytes": len(part)}
+        splits[split] = {**entry, "sha256": hashlib.sha256(ids).hexdigest()}
+    sha256 = hashlib.sha256(text).hexdigest()
+    manifest = made_manifest(
+        "tokens",
+        dtype="uint16",
+        vocab_size=vocab_size,
+        eod=0,
+        tokenizer_sha256=sha256,
+        tokenizer_corpus_sha256=sha256,
+        corpus_sha256={split: entry["sha256"] for split, entry in splits.items()},
+        splits=splits,
+    )
+    write_json(out / "manifest.json", manifest)
 
 
 if __name__ == "__main__":

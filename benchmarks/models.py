@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from tapernorm import Decoder, attach
+from tapernorm.interop._llama import as_llama
 from tapernorm.models.decoder_config import DecoderConfig
 from tapernorm.util.rng import generator
 
@@ -34,22 +35,7 @@ def tapered(shape: DecoderConfig, *, gate: float, c: float | None = None, anchor
 def stock_llama(source: Decoder) -> Any:
     """transformers' LlamaForCausalLM of the shape and the weights of `source`, seen to give its logits."""
     shape = source.config
-    stock = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.d_model,
-            intermediate_size=shape.d_ff,
-            num_hidden_layers=shape.n_layer,
-            num_attention_heads=shape.n_head,
-            num_key_value_heads=shape.n_kv_head,
-            max_position_embeddings=shape.context,
-            rms_norm_eps=shape.norm_eps,
-            tie_word_embeddings=shape.tie_head,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    )
+    stock = LlamaForCausalLM(as_llama(source).config)
     stock.load_state_dict(source.state_dict())
     tokens = torch.randint(shape.vocab_size, (2, 16), generator=generator(0, "compare"))
     with torch.no_grad():

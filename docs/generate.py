@@ -1,9 +1,11 @@
-"""What pages say is taken from: published rows, config/paper.yaml and bench.json, as Markdown.
+"""The tables in README.md and docs/ that are made from published rows, config/paper.yaml and bench.json.
 
-python docs/generate.py      writes the table of results into README.md
+python docs/generate.py      writes each of them anew, between its two marks: <!-- made: NAME --> and <!-- end -->
 """
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,10 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "results/published"
-START, END = (
-    "<!-- results: written by `python docs/generate.py` from results/published -->\n",
-    "<!-- end of results -->",
-)
+MADE = re.compile(r"<!-- made: (\w+) -->\n.*?<!-- end -->", flags=re.DOTALL)
 
 
 def markdown(header: list[str], rows: list[list[str]], align: str = "") -> str:
@@ -108,19 +107,7 @@ def _gpt2(claims: pd.DataFrame, table3: pd.DataFrame) -> list[str]:
     ]
 
 
-def published_table(name: str) -> str:
-    """`run/table`: the published Markdown, its title as a caption and its notes as a list."""
-    run, table = name.split("/")
-    folder = PUBLISHED / run if table == "claims" else PUBLISHED / run / "tables"
-    return (folder / f"{table}.md").read_text(encoding="utf-8")
-
-
-def rows_of(name: str) -> str:
-    """The lines of a published table alone."""
-    return "".join(f"{line}\n" for line in published_table(name).splitlines() if line.startswith("|"))
-
-
-def bench(_: str = "") -> str:
+def bench() -> str:
     """Every bounded figure of the published benchmark."""
     from benchmarks.report import short
 
@@ -134,7 +121,7 @@ def bench(_: str = "") -> str:
     return markdown(["figure", "measured", "95 % interval", "n", "bound"], rows, "lrrrl")
 
 
-def assumptions(_: str = "") -> str:
+def assumptions() -> str:
     """What config/paper.yaml marks as an assumption, with its reason."""
     config = yaml.safe_load((ROOT / "config/paper.yaml").read_text(encoding="utf-8"))
     found = [(item["setting"] or "in the code", item["reason"]) for item in config["assumptions"]]
@@ -144,7 +131,7 @@ def assumptions(_: str = "") -> str:
 FILES = {"Table 1": "table1.csv", "Table 2 of": "table2v1.csv", "Table 2,": "table2.csv", "Table 3": "table3.csv"}
 
 
-def artifact(_: str = "", run: str = "demo") -> str:
+def artifact(run: str = "demo") -> str:
     """For each claim of the demo its target, the file with the answer, the expected value and its tolerance."""
     rows = []
     for claim in pd.read_csv(PUBLISHED / run / "claims.csv").to_dict("records"):
@@ -166,7 +153,7 @@ def artifact(_: str = "", run: str = "demo") -> str:
     return markdown(["claim", "command", "output", "expected", "tolerance"], rows)
 
 
-def costs(_: str = "") -> str:
+def costs() -> str:
     """Time, memory and disk: of the demo as measured, of the paper's scale as planned."""
     from tapernorm_lab.config.load import load_config
     from tapernorm_lab.config.run_cost import run_costs
@@ -189,12 +176,21 @@ def costs(_: str = "") -> str:
     return markdown(["command", "time", "memory of the largest job", "disk"], [environment, *rows])
 
 
-def write_readme(readme: Path = ROOT / "README.md") -> None:
-    """Put the table of results between its two marks."""
-    text = readme.read_text(encoding="utf-8")
-    before, rest = text.split(START)
-    readme.write_text(f"{before}{START}\n{results_table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+MAKERS = {"results": results_table, "bench": bench, "assumptions": assumptions, "artifact": artifact, "costs": costs}
+
+
+def made(text: str) -> str:
+    """`text` with what stands between its marks made anew."""
+    return MADE.sub(lambda mark: f"<!-- made: {mark[1]} -->\n\n{MAKERS[mark[1]]()}\n<!-- end -->", text)
+
+
+def main() -> None:
+    sys.path.insert(0, str(ROOT))  # for benchmarks/
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        if (new := made(text)) != text:
+            page.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write_readme()
+    main()

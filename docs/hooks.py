@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the home page is README.md, marks become published tables and figures, equations become MathML."""
+"""Hooks of mkdocs: README.md is the home page, published tables and figures are shown, equations become MathML."""
 
 import html
 import re
@@ -6,36 +6,27 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import generate
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "figures/published"
-_MARK = re.compile(r"^( *)\{\{ (\w+)(?: (\S+))? \}\}$", flags=re.MULTILINE)
+# A link to a published file, on a line of its own. Where the pages are read as they stand it is what it says.
+_TABLE = re.compile(r"^( *)\[[^]]*\]\(\.\./(results/published/[\w/]+\.md)\)$", flags=re.MULTILINE)
+_FIGURE = re.compile(r"^( *)!\[([^]]*)\]\(\.\./figures/published/([\w/]+)\.png\)$", flags=re.MULTILINE)
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL)
 
 
-def figure(name: str) -> str:
-    """`run/figure`: the picture, and its caption where one lies beside it."""
-    caption = FIGURES / f"{name}.md"
-    said = f"\n{caption.read_text(encoding='utf-8').strip()}\n" if caption.is_file() else ""
-    return f"![{name}](figures/{name}.png)\n{said}"
-
-
-MAKERS = {
-    "table": generate.published_table,
-    "figure": figure,
-    "bench": generate.bench,
-    "assumptions": generate.assumptions,
-    "artifact": generate.artifact,
-    "costs": generate.costs,
-}
-
-
 def filled(markdown: str) -> str:
-    """`markdown` with each `{{ maker name }}` on a line of its own replaced by what it makes."""
-    return _MARK.sub(lambda mark: textwrap.indent(MAKERS[mark[2]](mark[3] or ""), mark[1]), markdown)
+    """`markdown` with published tables in place of links to them, and captions beneath published figures."""
+    text = _TABLE.sub(lambda link: textwrap.indent((ROOT / link[2]).read_text(encoding="utf-8"), link[1]), markdown)
+    return _FIGURE.sub(_figure, text)
+
+
+def _figure(link: re.Match[str]) -> str:
+    caption = FIGURES / f"{link[3]}.md"
+    said = f"\n\n{link[1]}{caption.read_text(encoding='utf-8').strip()}" if caption.is_file() else ""
+    return f"{link[1]}![{link[2]}](figures/{link[3]}.png){said}"
 
 
 def home() -> str:

@@ -11,7 +11,7 @@ import synthetic_study
 from own_runs import write_run
 
 from tapernorm_lab.config.jobs import ReportJob
-from tapernorm_lab.config.odd_inputs import TrialsJob
+from tapernorm_lab.config.odd_inputs import OddInputsReportJob
 from tapernorm_lab.config.variants import VARIANTS
 from tapernorm_lab.report.frames import decoding, gpt2, odd_inputs, own_models, pretraining, study_stages
 
@@ -19,7 +19,7 @@ SEEDS = (0, 1, 2, 3)
 STEPS = {"pretraining": 300, "finetuning": 130}
 CAPTION = "Embedded demo on real text: not the paper's scale."
 JOB = ReportJob(run="demo", caption=CAPTION, labels={64: "1M", 128: "3M"}, clip_norm=1.0)
-TRIALS = TrialsJob(run="demo", caption=CAPTION, stage=None, cells=(), models=synthetic_robustness.LABELS)
+TRIALS = OddInputsReportJob(run="demo", caption=CAPTION, stage=None, cells=(), models=synthetic_robustness.LABELS)
 
 
 def rows(folder: Path) -> SimpleNamespace:

@@ -10,7 +10,7 @@ from tapernorm.checkpoints.store import save
 from tapernorm.util.atomic_files import sha256_of, write_json
 from tapernorm.util.hashing import canonical_json
 from tapernorm.util.rng import generator
-from tapernorm_lab.config.gpt2 import Gpt2Shape
+from tapernorm_lab.config.gpt2 import TAPERED, Gpt2Shape
 from tapernorm_lab.config.jobs import FinetuneJob
 from tapernorm_lab.config.sections import HardwareConfig
 from tapernorm_lab.models.gpt2 import fresh
@@ -47,7 +47,7 @@ def make_job(method: str = "all_aux", **changes: Any) -> FinetuneJob:
             "eval_every": 0,
         },
         "aux_weight": 0.0 if method == "vanilla" else 0.1,
-        "taper": TAPER if method.endswith("_aux") else None,
+        "taper": TAPER if method in TAPERED else None,
         "fakeln": {**FAKELN, "ema_rate": 1.0} if method == "fakeln" else None,
         "micro_batch": MICRO_BATCH if method == "fakeln" else None,
     }

@@ -4,7 +4,7 @@ import re
 
 SHORT = re.compile(r"\b(e\.g|i\.e|et al|cf|vs|Prop|Fig|Eq|approx|No)\.$")
 _BLOCKS = re.compile(r"^( *)(```|\$\$).*?^\1\2$|<!--.*?-->", flags=re.MULTILINE | re.DOTALL)
-_SKIPPED = re.compile(r"#|\||!!!|!\[|<img|:::|\{\{|---$|    (?![-*\d ])")  # at the start of a line
+_SKIPPED = re.compile(r"#|\||!!!|!\[|<img|:::|---$|    (?![-*\d ])")  # at the start of a line
 
 
 def paragraphs(text: str) -> list[str]:

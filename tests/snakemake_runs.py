@@ -15,6 +15,7 @@ from forks import FORK
 from places import ROOT
 
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+ABSENT = object()  # for a setting that is left out
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,15 +62,27 @@ def write_config(folder: Path, name: str, **changes: object) -> str:
         for parent in parents:
             node = node[parent]
         node[last] = value
+        if value is ABSENT:
+            del node[last]
     (folder / "config" / name).write_text(yaml.safe_dump(config))
     return f"config/{name}"
 
 
 def planned(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """Jobs per rule of a dry-run."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    stats = re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, flags=re.MULTILINE)
+    """Jobs per rule of a dry run."""
+    assert done.returncode == 0, done.stdout
+    stats = re.findall(r"^(\w+) +(\d+)$", done.stdout, flags=re.MULTILINE)
     return {rule: int(count) for rule, count in stats if rule != "total"}
+
+
+def resources_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    """Output file -> what its job asks for, of every job of a dry run."""
+    found = {}
+    for job in re.split(r"^\[.*\]$", done.stdout, flags=re.MULTILINE)[1:]:
+        lines = dict(re.findall(r"^    (output|resources): (.*)$", job, flags=re.MULTILINE))
+        asked = dict(re.findall(r"(\w+)=([^,{]+)", lines.get("resources", "")))
+        found |= dict.fromkeys(lines.get("output", "").split(", "), asked)
+    return found
 
 
 # One training job, long enough to be caught in the middle.

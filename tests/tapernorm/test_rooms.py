@@ -22,9 +22,7 @@ MODULES_OF_A_FOLDER, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 15, 350, 60
 # What was beyond a limit when these tests came, each with the size that it may not exceed. Take out what is mended.
 LARGE_FOLDERS: dict[str, int] = {}
 LONG_FILES: dict[str, int] = {}
-LONG_FUNCTIONS = {
-    "tapernorm_lab.experiments.odd_inputs.odd_inputs.score_models": 73,
-}
+LONG_FUNCTIONS = {}
 # Strings that read like a module and are none: the name of the entry-point group.
 NO_MODULES = {"tapernorm.norms"}
 

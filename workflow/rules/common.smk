@@ -245,6 +245,6 @@ for stage in RUN.study or ():
         ["--job", canonical_json(stage_job(RUN, stage.name)), "--results", RESULTS],
     )
 for stage in (None, *RUN.robustness.stages) if RUN.robustness else ():
-    job, scores = RUN.trials_job(stage), odd_input_scores(stage)
+    job, scores = RUN.odd_inputs_report_job(stage), odd_input_scores(stage)
     files = [f"{RESULTS}/{file}" for file in catalogue.odd_inputs_files(stage)]
     ROWS[f"study_{job.name}"] = (scores, files, [*scores, "--job", canonical_json(job)])

@@ -18,7 +18,7 @@ GROUPS = {
     "tables": [product for product in PAPER if not product.is_figure],
     "figures": [product for product in PAPER if product.is_figure],
     "study": of_job(catalogue.StageJob),
-    "study_S3": of_job(catalogue.TrialsJob),
+    "study_S3": of_job(catalogue.OddInputsReportJob),
     "study_oddities": [product for product in PRODUCTS.values() if product.source == "oddities"],
 }
 for stage in RUN.study or ():

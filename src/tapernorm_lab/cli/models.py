@@ -133,7 +133,7 @@ def _evaluate_odd_inputs(arguments: argparse.Namespace) -> None:
         job = job_of(arguments, RobustnessJob, lambda config: cells.stage_robustness_job(config, stage, chosen))
     models, texts = named_folders(arguments.models, "--models"), named_folders(arguments.texts or [], "--texts")
     with device_slot(arguments.device, arguments.jobs_per_gpu):
-        from ..experiments.odd_inputs.odd_inputs import score_models
+        from ..experiments.odd_inputs.scores import score_models
 
         with writes(arguments):
             inputs = (arguments.tokens, arguments.tokenizer, texts)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tapernorm.util.errors import UserError
 
-from ..config.odd_inputs import TrialsJob
+from ..config.odd_inputs import OddInputsReportJob
 from ..config.study_runs import StageJob, stage_job
 from ..report.catalogue import OWN_FILES, SOURCES
 from .arguments import job_of, named_folders, require_options, writes
@@ -95,9 +95,9 @@ def _oddities(arguments: argparse.Namespace, stage: str | None) -> None:
 
     chosen = arguments.device or "auto"
     with device_slot(chosen, arguments.jobs_per_gpu or 1):
-        from ..experiments.speed.inference_graph_of_stage import stage_oddities
+        from ..experiments.speed.inference_graph import inspect_stage
 
-        found = stage_oddities(job, arguments.results, arguments.tokens, device=chosen, threads=arguments.threads or 1)
+        found = inspect_stage(job, arguments.results, arguments.tokens, device=chosen, threads=arguments.threads or 1)
     name = Path(SOURCES["oddities"].at(job.stage.name)[0]).name
     with writes(arguments, name):
         inference_graph.write(found, arguments.out / name)
@@ -112,7 +112,7 @@ def _stage_job(arguments: argparse.Namespace, stage: str | None) -> StageJob:
 
 
 def _trials(arguments: argparse.Namespace, stage: str | None) -> None:
-    job = job_of(arguments, TrialsJob, lambda config: config.trials_job(stage))
+    job = job_of(arguments, OddInputsReportJob, lambda config: config.odd_inputs_report_job(stage))
     if job.stage != stage:
         raise UserError(f"rows {arguments.name} and --job, which names rows study_{job.name}, do not go together")
     from ..report.frames import odd_inputs

@@ -1,32 +1,22 @@
 """When FakeLN removes what: the staged order of Baroni et al. as a pure function of the step (method.md section 10)."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from tapernorm.util.errors import UserError
 
+from .sections import Count, PositiveInt, Strict
 
-@dataclass(frozen=True)
-class FakeSchedule:
-    """Start step of each stage, and steps from one block to the next within it.
 
-    Raises:
-        UserError: a start below 1 (sigma_bar needs at least one step before it) or a negative gap.
-    """
+class FakeSchedule(Strict):
+    """Start step of each stage, and steps from one block to the next within it; sigma_bar needs a step before it."""
 
-    mlp_start: int  # ln_2, block 0 upward
-    mlp_gap: int
-    qk_start: int  # ln_1 as q and k see it
-    qk_gap: int
-    v_start: int  # ln_1 as v sees it
-    v_gap: int
-    final: int  # ln_f
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least = 0 if name.endswith("gap") else 1
-            if value < least:
-                raise UserError(f"FakeLN schedule: {name} must be at least {least}, got {value}")
+    mlp_start: PositiveInt  # ln_2, block 0 upward
+    mlp_gap: Count
+    qk_start: PositiveInt  # ln_1 as q and k see it
+    qk_gap: Count
+    v_start: PositiveInt  # ln_1 as v sees it
+    v_gap: Count
+    final: PositiveInt  # ln_f
 
 
 def removal_steps(schedule: FakeSchedule, n_layer: int) -> dict[str, int]:

@@ -64,21 +64,10 @@ class FreshBase(Strict):
     train: TrainConfig
 
 
-class FakeStages(Strict):
-    """FakeLN's removals: the optimizer step at which each stage starts, and the steps between its blocks."""
+class FakeStages(FakeSchedule):
+    """FakeLN's removals, in optimizer steps, and the mean that they freeze."""
 
-    mlp_start: PositiveInt  # ln_2
-    mlp_gap: PositiveInt
-    qk_start: PositiveInt  # ln_1 as q and k see it
-    qk_gap: PositiveInt
-    v_start: PositiveInt  # ln_1 as v sees it
-    v_gap: PositiveInt
-    final: PositiveInt  # ln_f
     ema_rate: Rate  # of sigma; 1: the last optimizer step's mean alone
-
-    def schedule(self) -> FakeSchedule:
-        """When each site is removed."""
-        return FakeSchedule(**self.model_dump(exclude={"ema_rate"}))
 
 
 class TaperWindow(Strict):
@@ -141,7 +130,7 @@ class Gpt2Size(Strict):
         if self.fakeln.final > self.steps:
             raise ValueError(f"fakeln.final ({self.fakeln.final}) lies after the last step ({self.steps})")
         if self.fresh:
-            removal_steps(self.fakeln.schedule(), self.fresh.shape.n_layer)  # a depth of elsewhere is not known yet
+            removal_steps(self.fakeln, self.fresh.shape.n_layer)  # a depth of elsewhere is not known yet
         if self.published:
             distinct("published methods", [p.method for p in self.published])
         return self
@@ -169,6 +158,15 @@ class HubRows(Strict):
     field: Text  # column that holds the token ids
 
 
+# Kind of an evaluation corpus -> the fields that it needs, and those that it may have.
+_READS: dict[str, tuple[set[str], set[str]]] = {
+    "held_out": (set(), {"max_rows"}),
+    "text": ({"text"}, {"max_rows"}),
+    "rows": ({"rows"}, {"max_rows"}),
+    "filtered": ({"of", "seen"}, {"seen_rows"}),  # it keeps what it keeps
+}
+
+
 class EvalCorpus(Strict):
     """A column of Table 3."""
 
@@ -185,22 +183,15 @@ class EvalCorpus(Strict):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        given = {"text": bool(self.text), "rows": self.rows is not None, "filtered": self.of is not None}
-        if self.kind == "filtered" and self.seen is None:
-            raise ValueError(f"{self.name}: kind 'filtered' needs `of` and `seen`")
-        if self.kind != "filtered" and (self.seen, self.seen_rows) != (None, None):
-            raise ValueError(f"{self.name}: `seen` and `seen_rows` belong to kind 'filtered'")
-        if self.kind == "filtered" and self.max_rows is not None:
-            raise ValueError(
-                f"{self.name}: a filter keeps what it keeps; limit max_rows of {self.of!r}, and leave it null"
-            )
+        needed, optional = _READS[self.kind]
+        all_fields = {field for fields in _READS.values() for part in fields for field in part}
+        given = {field for field in all_fields if getattr(self, field) not in (None, ())}
+        if missing := needed - given:
+            raise ValueError(f"{self.name}: kind {self.kind!r} needs {', '.join(sorted(missing))}")
+        if unread := given - needed - optional:
+            raise ValueError(f"{self.name}: kind {self.kind!r} reads no {', '.join(sorted(unread))}: leave it out")
         if self.name in TEXTS:
             raise ValueError(f"{self.name}: {' and '.join(TEXTS)} are the names of the training texts; take another")
-        for kind, there in given.items():
-            if there != (self.kind == kind):
-                raise ValueError(
-                    f"{self.name}: of kind {self.kind!r}, and what belongs to {kind!r} is given or missing"
-                )
         for text in self.text:
             if text.valid_fraction != 1:
                 raise ValueError(f"{self.name}: all of its text is scored, so its valid_fraction must be 1")
@@ -245,10 +236,6 @@ class Gpt2Config(Strict):
             if corpus.of is not None and corpus.of not in names[:position]:
                 raise ValueError(f"gpt2.corpora: {corpus.name} filters {corpus.of!r}, which does not stand before it")
         return self
-
-    def size(self, name: str) -> Gpt2Size:
-        """The size of this name; KeyError without one."""
-        return {size.name: size for size in self.sizes}[name]
 
     def corpus(self, name: str) -> EvalCorpus:
         """The evaluation corpus of this name; KeyError without one."""

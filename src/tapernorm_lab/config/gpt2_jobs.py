@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tapernorm.util.errors import UserError
 
-from .gpt2 import MADE_HERE, ORIGINAL, TAPERED, Gpt2Config, Gpt2Size, Method
+from .gpt2 import MADE_HERE, ORIGINAL, TAPERED, EvalCorpus, Gpt2Config, Gpt2Size, Method
 from .jobs import (
     BaseJob,
     BlocksJob,
@@ -99,21 +99,13 @@ class Gpt2Jobs:
 
     def hub_rows_job(self, corpus: str) -> HubRowsJob:
         """The job that takes the tokenized rows of an evaluation corpus."""
-        gpt2 = self._gpt2()
-        found = {c.name: c for c in gpt2.corpora if c.rows is not None}
-        if corpus not in found:
-            raise UserError(f"no corpus {corpus!r} of kind rows in gpt2; there are {', '.join(found) or 'none'}")
-        rows = found[corpus].rows
-        assert rows is not None
-        return HubRowsJob(rows=rows, context=gpt2.context, max_rows=found[corpus].max_rows)
+        found = self._corpus(corpus, "rows")
+        assert found.rows is not None
+        return HubRowsJob(rows=found.rows, context=self._gpt2().context, max_rows=found.max_rows)
 
     def filter_job(self, corpus: str) -> FilterJob:
         """The job that makes a filtered evaluation corpus."""
-        gpt2 = self._gpt2()
-        found = {c.name: c for c in gpt2.corpora if c.kind == "filtered"}
-        if corpus not in found:
-            raise UserError(f"no corpus {corpus!r} of kind filtered in gpt2; there are {', '.join(found) or 'none'}")
-        return FilterJob(seen_rows=found[corpus].seen_rows)
+        return FilterJob(seen_rows=self._corpus(corpus, "filtered").seen_rows)
 
     def models_under_test(self) -> list[ModelUnderTest]:
         """Every model that Table 3 scores: the originals, our fine-tunes, and what others published."""
@@ -153,6 +145,12 @@ class Gpt2Jobs:
         if self.gpt2 is None:
             raise UserError("this config has no GPT-2 track: its `gpt2` is null")
         return self.gpt2
+
+    def _corpus(self, name: str, kind: str) -> EvalCorpus:
+        found = {corpus.name: corpus for corpus in self._gpt2().corpora if corpus.kind == kind}
+        if name not in found:
+            raise UserError(f"no corpus {name!r} of kind {kind} in gpt2; there are {', '.join(found) or 'none'}")
+        return found[name]
 
     def _size(self, name: str) -> Gpt2Size:
         sizes = {size.name: size for size in self._gpt2().sizes}

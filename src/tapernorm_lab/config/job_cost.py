@@ -11,6 +11,7 @@ from typing import Self
 from .gpt2 import TAPERED, Gpt2Shape
 from .jobs import BaseJob, FinetuneJob, PretrainJob
 from .sections import HardwareConfig
+from .variants import Variant
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ PUBLISHED_GPT2 = {  # hub name -> (d_model, n_layer)
     "gpt2-large": (1280, 36),
     "gpt2-xl": (1600, 48),
 }
-GPT2_VOCABULARY, _GPT2_POSITIONS = 50257, 1024
+_GPT2_VOCABULARY, _GPT2_POSITIONS = 50257, 1024
+_UNTAPERED = Variant("none", "none")
 
 _SPARE = 1.5  # of a job's time limit, over the estimate
 _START_MIN = 20  # imports, compilation and the final evaluation
@@ -96,32 +98,24 @@ class Load:
     @classmethod
     def of_finetune(cls, job: FinetuneJob, base: BaseJob, vocab_size: int | None, hardware: HardwareConfig) -> Self:
         """`vocab_size`: of a tokenizer trained here; None: GPT-2's own."""
-        variant = TAPERED.get(job.method)
-        tapered, final = (0, False) if variant is None else (2, variant.final)  # norms per block
-        return cls._of_gpt2(base, vocab_size, hardware, job.steps, job.batch, tapered, final)
+        variant = TAPERED.get(job.method, _UNTAPERED)
+        return cls._of_gpt2(base, vocab_size, hardware, job.steps, job.batch, variant)
 
     @classmethod
     def of_base(cls, job: BaseJob, vocab_size: int | None, hardware: HardwareConfig) -> Self:
         """A published base model is only brought here: no steps."""
         steps, batch = (0, 1) if job.fresh is None else (job.fresh.steps, job.fresh.train.batch)
-        return cls._of_gpt2(job, vocab_size, hardware, steps, batch, 0, False)
+        return cls._of_gpt2(job, vocab_size, hardware, steps, batch, _UNTAPERED)
 
     @classmethod
     def _of_gpt2(
-        cls,
-        base: BaseJob,
-        vocab_size: int | None,
-        hardware: HardwareConfig,
-        steps: int,
-        batch: int,
-        tapered: int,
-        final: bool,
+        cls, base: BaseJob, vocab_size: int | None, hardware: HardwareConfig, steps: int, batch: int, variant: Variant
     ) -> Self:
         width, layers = _gpt2_shape(base.source, None if base.fresh is None else base.fresh.shape)
-        vocabulary = vocab_size or GPT2_VOCABULARY
+        vocabulary = vocab_size or _GPT2_VOCABULARY
         positions = _GPT2_POSITIONS if base.fresh is None else base.context
         matrix = 12 * layers * width**2 + vocabulary * width
-        vectors = layers * (13 + tapered) + 2 + final  # per block: biases 9, two norms 4
+        vectors = layers * (13 + 2 * variant.internal) + 2 + variant.final  # per block: biases 9, two norms 4
         return cls(
             steps=steps,
             step_tokens=batch * base.context,

@@ -118,7 +118,7 @@ class RobustnessJob(Strict):
         return max(1, self.context // 4)
 
 
-class TrialsJob(Strict):
+class OddInputsReportJob(Strict):
     """What Table S3 says about its run, and whose it is."""
 
     run: str

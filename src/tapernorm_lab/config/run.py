@@ -22,9 +22,9 @@ from .jobs import (
 )
 from .odd_inputs import (
     BASELINE,
+    OddInputsReportJob,
     Robustness,
     RobustnessJob,
-    TrialsJob,
 )
 from .sections import (
     Assumption,
@@ -117,6 +117,20 @@ class Config(Gpt2Jobs, Strict):
         return self
 
     @model_validator(mode="after")
+    def _searches_use_other_seeds(self) -> Self:
+        stages = self.study or ()
+        if stages:
+            distinct("stages of the study", [stage.name for stage in stages])
+        reported = {seed for stage in stages if not stage.search for seed in stage.seeds} | set(self.seeds)
+        for stage in stages:
+            if stage.search and (shared := sorted(reported.intersection(stage.seeds))):
+                raise ValueError(
+                    f"stage {stage.name} searches on seeds {shared}, which tables report: what picks a setting uses "
+                    "other seeds than what reports it"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _every_job_is_possible(self) -> Self:
         for cell in self.pretrain_cells():
             self.pretrain_job(*cell)
@@ -138,20 +152,6 @@ class Config(Gpt2Jobs, Strict):
         return self
 
     @model_validator(mode="after")
-    def _searches_use_other_seeds(self) -> Self:
-        stages = self.study or ()
-        if stages:
-            distinct("stages of the study", [stage.name for stage in stages])
-        reported = {seed for stage in stages if not stage.search for seed in stage.seeds} | set(self.seeds)
-        for stage in stages:
-            if stage.search and (shared := sorted(reported.intersection(stage.seeds))):
-                raise ValueError(
-                    f"stage {stage.name} searches on seeds {shared}, which tables report: what picks a setting uses "
-                    "other seeds than what reports it"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _assumptions_name_settings(self) -> Self:
         for assumption in self.assumptions:
             if assumption.setting is not None and not _has_setting(self, assumption.setting.split(".")):
@@ -165,10 +165,6 @@ class Config(Gpt2Jobs, Strict):
         scored = [data for corpus in self.gpt2.corpora for data in corpus.text] if self.gpt2 else []
         odd = [data for text in self.robustness.texts for data in text.data] if self.robustness else []
         return [self.data, *gpt2, *scored, *odd]
-
-    @property
-    def widest(self) -> WidthConfig:
-        return max(self.widths, key=lambda w: w.d_model)
 
     @property
     def most_devices(self) -> int:
@@ -270,14 +266,14 @@ class Config(Gpt2Jobs, Strict):
             )
         return self._robustness_job(stage.d_model, seed, stage.labels)
 
-    def trials_job(self, name: str | None) -> TrialsJob:
+    def odd_inputs_report_job(self, name: str | None) -> OddInputsReportJob:
         """The job that reports these scores, of the arms of a stage or of the run's own models."""
         if name is None:
             cells, labels = self.robustness_cells(), dict(VARIANT_LABELS)
         else:
             stage = self.stage(name)
             cells, labels = [(stage.d_model, seed) for seed in stage.seeds], stage.labels
-        return TrialsJob(run=self.run, caption=self.caption, stage=name, cells=tuple(cells), models=labels)
+        return OddInputsReportJob(run=self.run, caption=self.caption, stage=name, cells=tuple(cells), models=labels)
 
     def _robustness_job(self, d_model: int, seed: int, models: dict[str, str]) -> RobustnessJob:
         if self.robustness is None:

@@ -1,8 +1,7 @@
 """A variant: which norms are tapered, and what anchors the scale before the head. The paper names five of them."""
 
 from dataclasses import dataclass
-from itertools import product
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
@@ -25,17 +24,16 @@ class Variant:
     taper: TaperedNorms
     anchor: Anchor
 
-    @classmethod
-    def named(cls, name: str) -> Self:
+    @staticmethod
+    def named(name: str) -> "Variant":
         """The variant of this name.
 
         Raises:
             ValueError: there is none.
         """
-        found = {made.name: made for made in (cls(*fields) for fields in product(_TAPERS, _ANCHORS))}
-        if name not in found:
-            raise ValueError(f"there is no variant {name!r}; there are {', '.join(found)}")
-        return found[name]
+        if name not in _NAMED:
+            raise ValueError(f"there is no variant {name!r}; there are {', '.join(_NAMED)}")
+        return _NAMED[name]
 
     @property
     def name(self) -> str:
@@ -76,8 +74,8 @@ class Variant:
         return self.name
 
 
-_TAPERS: tuple[TaperedNorms, ...] = get_args(TaperedNorms)
-_ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
+_EVERY = [Variant(taper, anchor) for taper in get_args(TaperedNorms) for anchor in get_args(Anchor)]
+_NAMED = {variant.name: variant for variant in _EVERY}
 PAPER_VARIANTS = tuple(Variant.named(name) for name in ("baseline", "internal", "internal_aux", "all", "all_aux"))
 VARIANTS = tuple(variant.name for variant in PAPER_VARIANTS)
 VARIANT_LABELS = {variant.name: variant.label for variant in PAPER_VARIANTS}

@@ -70,7 +70,7 @@ def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Tape
     if job.fakeln is not None:
         driver = attach_fakeln(
             model,
-            schedule=job.fakeln.schedule(),
+            schedule=job.fakeln,
             ema_rate=job.fakeln.ema_rate,
             aux_weight=job.aux_weight,
             eot=eot,

@@ -4,22 +4,11 @@ Shapes: h (..., D), x = Norm(h) (..., D), w (D,).
 
     z = exp(<x, w>/D) x W_out
 
-What All-Taper changes behind the trunk is a scale per token: its logits are c r(h) times those that the final norm
-would give, r(h) being the trunk's to choose. A gain for all tokens alike the Baseline has already (the final gamma);
-one per token it lacks. So an All-Taper that beats its Baseline may owe that to this temperature, and nothing to the
-norms' being gone. Two controls take that apart:
-
-- Only the final norm tapered (`sites: final`): the scale is c r(h), as in All-Taper, and every internal norm stays. But
-  the radial direction opens with it (Prop. 4.2) and has to be anchored.
-- This one. The scale is the exponential of a learned function of the token's *normed* state, so the final norm still
-  hides r(h), the anchor of Prop. 4.1 holds, and no norm is touched: D parameters more, 0 at the start, where the model
-  is bitwise the Baseline. A power r(h)^a would be the first control again, which is a = 1. No constant is added in
-  the exponent: gamma is one already. The mean over features, not their sum, is its argument: an optimizer like Adam
-  moves every entry of w by about the learning rate a step and a sum by up to D times that, half a unit of the exponent
-  at D = 64 and a learning rate of 8e-3, and clipping would see a gradient D times as large.
-
-A control that gains what All-Taper gains offers the temperature as its explanation. Where neither does, this form of a
-temperature, trained at these settings, does not explain it; another form may.
+All-Taper's logits are c r(h) times those that the final norm would give: a scale per token, which a Baseline lacks.
+Two controls tell that scale from the norms' being gone. One tapers the final norm alone (`taper: final`). This one
+scales by a function of the token's *normed* state, so that the final norm still hides r(h) and no norm is touched. w is
+0 at the start, where the model is bitwise the Baseline. The exponent is a mean over features: Adam moves a sum by up to
+D times the learning rate in a step.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,13 +11,13 @@ from typing import Any
 from tapernorm.util.errors import UserError
 
 from ..config.jobs import ClaimsJob, ReportJob, SettingsJob
-from ..config.odd_inputs import TrialsJob
+from ..config.odd_inputs import OddInputsReportJob
 from ..config.run import Config
 from ..config.study_runs import StageJob, replaces_norms, stage_job
 
 CLAIMS, TAPERS = "claims", "tapers"
 OWN_STAGE = ""  # in place of a stage of the study: the run's own models
-Job = ReportJob | SettingsJob | ClaimsJob | StageJob | TrialsJob
+Job = ReportJob | SettingsJob | ClaimsJob | StageJob | OddInputsReportJob
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _of_stages(*files: str, where: Callable[[Any], Any] = lambda _: True) -> Sou
 
 def _of_odd_inputs(name: str, stages: Callable[[Config], Iterable[str]]) -> Source:
     files = tuple(f"tables/study_{name}{kind}.csv" for kind in ("", "_trials", "_positions"))
-    return Source(files, TrialsJob, lambda config, stage: config.trials_job(stage or None), stages)
+    return Source(files, OddInputsReportJob, lambda config, stage: config.odd_inputs_report_job(stage or None), stages)
 
 
 _TRAINING = ("rows/results.csv", "rows/curves.csv")

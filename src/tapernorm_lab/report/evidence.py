@@ -69,9 +69,7 @@ Measure = Callable[[Measured], Found]
 
 def over_seeds(at: str, values: ArrayLike, least: float = -math.inf, most: float = math.inf) -> Estimate:
     """Mean and 95 % t interval of one value per seed."""
-    seeds = dict(enumerate(np.asarray(values, dtype=np.float64)))
-    mean = stats.paired_gap(seeds, dict.fromkeys(seeds, 0.0), "difference")
-    return Estimate(at, mean.value, mean.low, mean.high, len(seeds), least, most)
+    return Estimate(at, *stats.mean_interval(values), np.size(values), least, most)
 
 
 def over_models(at: str, values: ArrayLike, most: float) -> Estimate:

@@ -171,7 +171,7 @@ def _study(config: Config) -> Iterable[Part]:
 
 def _trials(config: Config) -> Iterable[Part]:
     for stage in (None, *config.robustness.stages) if config.robustness else ():
-        job = config.trials_job(stage)
+        job = config.odd_inputs_report_job(stage)
         source = "odd_inputs" if stage is None else "odd_inputs_of_arms"
         folders = [(f"d{width}" if stage is None else f"study/{stage}", seed) for width, seed in job.cells]
         places = [f"robustness/{folder}/seed{seed}.json" for folder, seed in folders]

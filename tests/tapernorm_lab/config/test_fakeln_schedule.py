@@ -26,15 +26,16 @@ def test_the_removed_sites_of_three_blocks_are_the_written_ones_at_every_step():
 
 
 @pytest.mark.parametrize(
-    ("n_layer", "schedule", "mlp", "qk", "v"),
+    ("n_layer", "steps", "mlp", "qk", "v"),
     [
-        (12, FakeSchedule(20, 2, 44, 2, 68, 3, 104), range(20, 43, 2), range(44, 67, 2), range(68, 102, 3)),
-        (24, FakeSchedule(20, 2, 68, 2, 116, 3, 188), range(20, 67, 2), range(68, 115, 2), range(116, 186, 3)),
-        (36, FakeSchedule(30, 4, 174, 4, 318, 6, 534), range(30, 171, 4), range(174, 315, 4), range(318, 529, 6)),
-        (48, FakeSchedule(50, 4, 242, 4, 434, 6, 722), range(50, 239, 4), range(242, 431, 4), range(434, 717, 6)),
+        (12, (20, 2, 44, 2, 68, 3, 104), range(20, 43, 2), range(44, 67, 2), range(68, 102, 3)),
+        (24, (20, 2, 68, 2, 116, 3, 188), range(20, 67, 2), range(68, 115, 2), range(116, 186, 3)),
+        (36, (30, 4, 174, 4, 318, 6, 534), range(30, 171, 4), range(174, 315, 4), range(318, 529, 6)),
+        (48, (50, 4, 242, 4, 434, 6, 722), range(50, 239, 4), range(242, 431, 4), range(434, 717, 6)),
     ],
 )
-def test_the_published_schedules_fit_their_sizes(n_layer, schedule, mlp, qk, v):
+def test_the_published_schedules_fit_their_sizes(n_layer, steps, mlp, qk, v):
+    schedule = FakeSchedule(**dict(zip(FakeSchedule.model_fields, steps, strict=True)))
     expected = {f"transformer.h.{i}.ln_2": at for i, at in enumerate(mlp)}
     expected |= {f"transformer.h.{i}.ln_1.qk": at for i, at in enumerate(qk)}
     expected |= {f"transformer.h.{i}.ln_1.v": at for i, at in enumerate(v)}
@@ -43,16 +44,9 @@ def test_the_published_schedules_fit_their_sizes(n_layer, schedule, mlp, qk, v):
     assert list(removal_steps(schedule, n_layer).items()) == list(expected.items())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"mlp_start": 0}, "mlp_start must be at least 1, got 0"),
-        ({"final": -3}, "final must be at least 1, got -3"),
-        ({"v_gap": -1}, "v_gap must be at least 0, got -1"),
-    ],
-)
-def test_an_impossible_schedule_is_refused(change, message):
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize("change", [{"mlp_start": 0}, {"final": -3}, {"v_gap": -1}])
+def test_an_impossible_schedule_is_refused(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
         FakeSchedule(**{**vars(THREE_BLOCKS), **change})
 
 

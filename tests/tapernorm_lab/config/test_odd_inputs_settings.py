@@ -76,7 +76,7 @@ def test_a_config_whose_rows_cannot_be_made_is_refused_and_one_without_them_has_
 
 def test_a_stages_arms_are_tried_on_its_seeds_and_only_beside_a_baseline():
     config = load_config(TEST)
-    tried, reported = config.stage_robustness_job("S1", 2), config.trials_job("S1")
+    tried, reported = config.stage_robustness_job("S1", 2), config.odd_inputs_report_job("S1")
     assert (tried.d_model, tried.seed) == (24, 2)
     assert list(tried.models) == [arm.name for arm in config.stage("S1").arms]
     assert (reported.cells, reported.models) == (((24, 1), (24, 2)), tried.models)
@@ -101,4 +101,4 @@ def test_a_stages_arms_are_tried_on_its_seeds_and_only_beside_a_baseline():
 def test_who_else_is_tried_alters_no_job():
     alone = load_config(TEST, ["robustness.stages=[]"])
     assert alone.robustness_job(24, 1) == load_config(TEST).robustness_job(24, 1)
-    assert (alone.trials_job(None).name, alone.trials_job("S1").name) == ("S3", "S3_S1")
+    assert (alone.odd_inputs_report_job(None).name, alone.odd_inputs_report_job("S1").name) == ("S3", "S3_S1")

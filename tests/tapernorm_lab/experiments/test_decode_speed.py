@@ -105,7 +105,7 @@ def test_cells_hold_one_sample_of_every_arm_per_round(timer: Timer) -> None:
     assert made["unavailable"] == []
 
 
-def test_replacements_are_timed_in_the_same_rounds_and_read_after_the_rest(timer: Timer) -> None:
+def test_replacements_of_norms_are_timed_in_the_same_rounds_and_read_after_the_rest(timer: Timer) -> None:
     cells = decode_bench.bench_decode(gated(), job(), replacements=True)["cells"]
     for calls in timer.order:
         assert {len(calls) - 1 - calls[::-1].index(arm) for arm in (*ARMS, *REPLACEMENTS)} == set(range(35, 42))
@@ -180,17 +180,25 @@ def test_bytes_per_token_are_the_weights_and_the_filled_cache(timer: Timer, tie_
 
 
 def test_modes_that_a_cpu_cannot_run_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++" if name == "g++" else None)
     every = ("eager", "compile", "cudagraph")
+    assert available_modes(every, CPU) == (
+        ["eager", "compile"],
+        [{"mode": "cudagraph", "reason": "CUDA graphs need a GPU"}],
+    )
+    assert compiled == [torch.add]
+    assert available_modes(("eager",), CPU) == (["eager"], [])
+    monkeypatch.setattr(torch, "compile", lambda function: lambda *_: torch.zeros(2) @ torch.zeros(3))
     usable, unavailable = available_modes(every, CPU)
-    assert usable == ["eager", "compile"]
-    assert unavailable == [{"mode": "cudagraph", "reason": "CUDA graphs need a GPU"}]
+    assert usable == ["eager"]
+    assert unavailable[0]["reason"].startswith("torch.compile fails here: ")
     monkeypatch.setattr("shutil.which", lambda _: None)
     usable, unavailable = available_modes(every, CPU)
     assert usable == ["eager"]
     assert [entry["mode"] for entry in unavailable] == ["compile", "cudagraph"]
     assert "needs a C++ compiler" in unavailable[0]["reason"]
-    assert available_modes(("eager",), CPU) == (["eager"], [])
     monkeypatch.setattr(decode_bench, "_compile_failure", lambda device: None)
     assert available_modes(every, torch.device("cuda")) == (list(every), [])
 

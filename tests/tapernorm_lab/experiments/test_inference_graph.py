@@ -10,8 +10,8 @@ from builders import NORMS, array, calibrated, decoder, randomise, tokens
 from tapernorm.architectures import architecture_of
 from tapernorm.folding import fold
 from tapernorm.models.decoder import lengthen
-from tapernorm_lab.experiments.odd_inputs.odd_inputs import outcome
-from tapernorm_lab.experiments.odd_inputs.rows import odd_rows
+from tapernorm_lab.experiments.odd_inputs.rows import few_odd_rows
+from tapernorm_lab.experiments.odd_inputs.scores import outcome
 from tapernorm_lab.experiments.speed.inference_graph import inspect_inference, operations
 from tapernorm_lab.models.dyt_derf import REPLACEMENTS, replace_norms, scale_embedding
 from tapernorm_lab.models.logit_temperature import temper
@@ -54,9 +54,8 @@ def test_replacements_keep_a_function_per_norm():
     assert left(replaced("dyt")) == NONE | {"tanh": 5}
     assert left(replaced("derf")) == NONE | {"erf": 5}
     bare, _ = calibrated(dtype=torch.float32, final=True)
-    assert (
-        operations(replaced("dyt"))["all"] == operations(fold(bare)[0])["all"] + 3 * 5 + 1
-    )  # and the embedding's scale
+    plain = operations(fold(bare)[0])["all"]
+    assert operations(replaced("dyt"))["all"] == plain + 3 * 5 + 1  # and the embedding's scale
 
 
 def test_a_norm_free_model_has_a_kernel_for_each_thing_it_does():
@@ -120,7 +119,7 @@ def test_longer_rows_are_read_with_rotary_positions_that_go_on():
 
 
 def test_the_rows_are_what_they_are_called():
-    rows = odd_rows(TEXT, vocabulary=29, context=11)
+    rows = few_odd_rows(TEXT, vocabulary=29, context=11)
     assert {name: tuple(some.shape) for name, some in rows.items()} == {
         "text": (16, 12),
         "longer": (6, 45),
@@ -133,21 +132,21 @@ def test_the_rows_are_what_they_are_called():
     assert all(len(row.unique()) == 1 for row in rows["same"])
     assert len(rows["same"].unique()) > 5
     assert len(rows["random"].unique()) == 29
-    again = odd_rows(TEXT, vocabulary=29, context=11)
+    again = few_odd_rows(TEXT, vocabulary=29, context=11)
     assert all(torch.equal(again[name], some) for name, some in rows.items())
-    assert "longer" not in odd_rows(TEXT[:40], vocabulary=29, context=11)
+    assert "longer" not in few_odd_rows(TEXT[:40], vocabulary=29, context=11)
 
 
 def test_a_tapered_model_is_measured_in_its_folded_form_and_left_as_it_was():
     model, taper = calibrated(dtype=torch.float32, final=True)
     before = builders.snapshot(model.state_dict())
     found = inspect_inference(model, TEXT)
-    assert found["operations"]["norm"] == 0
+    assert found["operations_norm"] == 0
     folded, _ = fold(model)
-    assert found["outcomes"]["text"] == outcome(folded, odd_rows(TEXT, vocabulary=29, context=11)["text"])
-    assert found["outcomes"]["longer"]["ce"] == pytest.approx(
-        outcome(folded, odd_rows(TEXT, vocabulary=29, context=11)["longer"], first=11)["ce"]
-    )
+    rows = few_odd_rows(TEXT, vocabulary=29, context=11)
+    for kind, first in {"text": 0, "same": 0, "random": 0, "longer": 11}.items():
+        expected = {f"{kind}_{name}": value for name, value in outcome(folded, rows[kind], first=first).items()}
+        assert {name: found[name] for name in expected} == expected
     assert builders.snapshot(model.state_dict()) == before
     assert taper.gate.item() == 0.0
     assert architecture_of(model).final in taper.swapped

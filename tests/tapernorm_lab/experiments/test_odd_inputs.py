@@ -18,7 +18,8 @@ from tapernorm.util.hashing import canonical_json, digest
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.data.sentencepiece import Tokenizer
 from tapernorm_lab.data.token_stream import TokenStream
-from tapernorm_lab.experiments.odd_inputs.odd_inputs import (
+from tapernorm_lab.experiments.odd_inputs.rows import odd_inputs
+from tapernorm_lab.experiments.odd_inputs.scores import (
     beside_baseline,
     blown,
     part_scores,
@@ -26,7 +27,6 @@ from tapernorm_lab.experiments.odd_inputs.odd_inputs import (
     score_models,
     tail,
 )
-from tapernorm_lab.experiments.odd_inputs.rows import trials
 from tapernorm_lab.training.validation_loss import evaluate
 
 CPU = torch.device("cpu")
@@ -40,12 +40,11 @@ def made(tmp_path_factory):
     return make(tmp_path_factory.mktemp("odd"))
 
 
-def score(made, out, *, models=None, this=None, texts=None, batch=5):
-    models = {"all": "all", "baseline": "baseline"} if models is None else models
-    folders = {name: made / folder for name, folder in models.items()}
-    texts = {"code": made / "code"} if texts is None else texts
-    places = (made / "tokens", made / "tokenizer", texts, out)
-    return score_models(this or job(), folders, *places, device="cpu", threads=1, batch=batch)
+def score(made, out, *, models=("baseline", "all"), this=None, texts=("code",)):
+    """Scores of these models' folders, the first as baseline and the other as all."""
+    folders = {name: made / folder for name, folder in zip(("baseline", "all"), models, strict=False)}
+    places = (made / "tokens", made / "tokenizer", {text: made / text for text in texts}, out)
+    return score_models(this or job(), folders, *places, device="cpu", threads=1, batch=5)
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +54,11 @@ def result(made):
 
 @pytest.fixture(scope="module")
 def poisoned(made):
-    return score(made, made / "poisoned.json", models={"baseline": "baseline_poisoned", "all": "all_poisoned"})
+    return score(made, made / "poisoned.json", models=("baseline_poisoned", "all_poisoned"))
 
 
-def tried(made):
-    return trials(job(), Tokenizer(made / "tokenizer"), made / "tokens", {"code": made / "code"})
+def rows_of(made):
+    return odd_inputs(job(), Tokenizer(made / "tokenizer"), made / "tokens", {"code": made / "code"})
 
 
 def found(result, model, trial, part):
@@ -83,37 +82,32 @@ def numpy_losses(folder, rows):
     return np.stack([reference.cross_entropies(z, row[1:]) for z, row in zip(logits, rows, strict=True)])
 
 
+def statistics(values):
+    quantiles = {"median": np.median(values), "p99_9": np.quantile(values, 0.999)}
+    return {"mean": np.mean(values), **quantiles, "max": np.max(values), "nonfinite": 0}
+
+
 @pytest.mark.parametrize("model", ["baseline", "all"])
 def test_every_statistic_is_that_of_a_decoder_in_numpy(made, result, model):
-    for trial in tried(made):
-        losses = numpy_losses(made / model, trial.rows.numpy())
-        baseline = numpy_losses(made / "baseline", trial.rows.numpy())
-        for part in trial.parts:
-            entry = found(result, model, trial.name, part.name)
-            here, theirs = losses[:, part.first : part.last], baseline[:, part.first : part.last]
-            for over, values in {"rows": here.mean(axis=1), "tokens": here.ravel()}.items():
-                expected = {
-                    "mean": values.mean(),
-                    "median": np.median(values),
-                    "p99_9": np.quantile(values, 0.999),
-                    "max": values.max(),
-                    "nonfinite": 0,
-                }
-                assert entry[over] == pytest.approx(expected, rel=2e-5), (trial.name, part.name, over)
-            rows, excess = here.mean(axis=1), here.mean(axis=1) - theirs.mean(axis=1)
+    for odd in rows_of(made):
+        losses, baseline = (numpy_losses(made / name, odd.rows.numpy()) for name in (model, "baseline"))
+        for part in odd.parts:
+            entry = found(result, model, odd.name, part.name)
+            here, theirs = (values[:, part.first : part.last] for values in (losses, baseline))
+            rows, theirs = here.mean(axis=1), theirs.mean(axis=1)
+            for over, values in {"rows": rows, "tokens": here.ravel()}.items():
+                assert entry[over] == pytest.approx(statistics(values), rel=2e-5), (odd.name, part.name, over)
             assert entry["worst"][0]["row"] == rows.argmax()
-            if model == "baseline":
-                assert entry["beside_baseline"] is None
-            else:
-                beside = entry["beside_baseline"]
-                assert beside["excess_max"] == pytest.approx(excess.max(), abs=1e-3)
-                assert beside["excess_row"] == excess.argmax()
-                above = (rows > 2 * theirs.mean(axis=1)) & (rows > GUESS)
-                assert beside["blown"] == above.sum()
+            beside = entry["beside_baseline"]
+            assert (beside is None) == (model == "baseline")
+            if beside is not None:
+                assert beside["excess_max"] == pytest.approx((rows - theirs).max(), abs=1e-3)
+                assert beside["excess_row"] == (rows - theirs).argmax()
+                assert beside["blown"] == ((rows > 2 * theirs) & (rows > GUESS)).sum()
 
 
 def test_losses_by_position_are_means_over_bins(made, result):
-    rows = tried(made)[-1].rows.numpy()
+    rows = rows_of(made)[-1].rows.numpy()
     for model in ("baseline", "all"):
         by_position = numpy_losses(made / model, rows).mean(axis=0)
         expected = by_position.reshape(-1, 4).mean(axis=1)
@@ -134,7 +128,7 @@ def test_losses_do_not_depend_on_the_batch_and_the_model_is_as_before(made):
     model = load(made / "all")
     model.train()
     before = builders.snapshot(model.state_dict())
-    rows = tried(made)[0].rows[:11]
+    rows = rows_of(made)[0].rows[:11]
     one, many = (position_losses(model, rows, batch=batch, device=CPU) for batch in (1, 4))
     torch.testing.assert_close(one, many, rtol=1e-5, atol=1e-5)
     assert builders.snapshot(model.state_dict()) == before
@@ -167,7 +161,7 @@ def test_losses_that_are_not_finite_are_counted_and_the_file_holds_none(made, tm
         weight[weight.abs().amax(dim=1) > 100] *= 1e30
     save(broken, made / "broken")
     out = tmp_path / "scores.json"
-    score(made, out, models={"baseline": "baseline_poisoned", "all": "broken"})
+    score(made, out, models=("baseline_poisoned", "broken"))
     written = json.loads(out.read_text())
     entry = found(written, "all", "never_seen", "repeats")
     rows = written["trials"]["never_seen"]["rows"]
@@ -181,21 +175,14 @@ def test_losses_that_are_not_finite_are_counted_and_the_file_holds_none(made, tm
 @pytest.mark.parametrize("count", [1, 2, 3, 40, 1003])
 def test_tails_are_numpys(count):
     values = builders.normal(count, seed=count).exp()
-    expected = {
-        "mean": values.mean().item(),
-        "median": np.median(values),
-        "p99_9": np.quantile(values, 0.999),
-        "max": values.max().item(),
-        "nonfinite": 0,
-    }
-    assert tail(values) == pytest.approx(expected, rel=1e-12)
+    assert tail(values) == pytest.approx(statistics(values.numpy()), rel=1e-12)
 
 
 def test_rows_that_are_not_finite_lead_the_worst(made):
-    trial = tried(made)[0]
-    losses = torch.ones(len(trial.rows), CONTEXT, dtype=torch.float64)
+    odd = rows_of(made)[0]
+    losses = torch.ones(len(odd.rows), CONTEXT, dtype=torch.float64)
     losses[4, 2], losses[7, 0], losses[2, 5] = math.inf, math.nan, 50.0
-    entry = part_scores(losses, None, trial, trial.parts[0], Tokenizer(made / "tokenizer"))
+    entry = part_scores(losses, None, odd, odd.parts[0], Tokenizer(made / "tokenizer"))
     assert {worst["row"] for worst in entry["worst"][:2]} == {4, 7}
     assert (entry["worst"][2]["row"], entry["worst"][0]["ce"], entry["rows"]["nonfinite"]) == (2, None, 2)
 
@@ -232,96 +219,100 @@ def test_the_result_says_what_was_scored(made, result):
     assert result["provenance"]["config_hash"] == digest(canonical_json(job()))
     assert result["models"]["all"]["label"] == "All-Taper"
     entry = found(result, "all", "rare", "after")
-    row = tried(made)[2].rows[entry["worst"][0]["row"]]
+    row = rows_of(made)[2].rows[entry["worst"][0]["row"]]
     assert entry["worst"][0]["text"] == Tokenizer(made / "tokenizer").decode(row[4 + 5 :].tolist())
     losses = [worst["ce"] for worst in entry["worst"]]
     assert losses == sorted(losses, reverse=True)
 
 
-def test_what_does_not_belong_together_is_refused(made, tmp_path):
-    out = tmp_path / "scores.json"
-    with pytest.raises(UserError, match="names the models baseline, all, and given were baseline: give the same"):
-        score(made, out, models={"baseline": "baseline"})
-    with pytest.raises(UserError, match="names the texts code, and given were none: give the same"):
-        score(made, out, texts={})
-    with pytest.raises(UserError, match="d_model 12 and context 16, and the job says 24 and 16"):
-        score(made, out, this=job(d_model=24))
-    with pytest.raises(UserError, match=r"holds no config\.json: give the folder of a finished run"):
-        score(made, out, models={"baseline": "nowhere", "all": "all"})
-    assert not out.exists()
-
-
-def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp_path, capsys):
-    words = ["evaluate", "--job", canonical_json(job()), "--models", f"baseline={made / 'baseline'}"]
-    words += [f"all={made / 'all'}", "--tokens", str(made / "tokens"), "--tokenizer", str(made / "tokenizer")]
-    out = tmp_path / "seed3.json"
-    assert main([*words, "--texts", f"code={made / 'code'}", "--out", str(out)]) == 0
-    assert "all, never_seen, repeats: mean" in capsys.readouterr().out
-    about = ["--job", json.dumps(report(stage=None))]
-    assert main(["rows", "study_S3", str(out), *about, "--out", str(tmp_path / "tables")]) == 0
-    for what in ("table_S3", "table_S3x", "figure_S3"):
-        made_of = [*about, "--results", str(tmp_path), "--out", str(tmp_path / "made")]
-        assert main([what.partition("_")[0], what, *made_of]) == 0
-    names = {path.name for path in (tmp_path / "made").glob("[!.]*")}
-    tables = {f"table_S3{x}.{kind}" for x in ("", "x") for kind in ("csv", "md", "tex", "html")}
-    assert names == tables | {f"figure_S3.{kind}" for kind in ("pdf", "png", "csv")}
-
-
-def report(**changes):
-    """What a table says of the scores above."""
-    models = {"baseline": "Baseline", "all": "All-Taper"}
-    return {"run": "mine", "caption": "Small.", "stage": "S2", "cells": [[12, 3]], "models": models} | changes
-
-
-def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(made, result, tmp_path, capsys):
-    about = ["--job", json.dumps(report())]
-    rows = ["study_S3_S2", str(made / "scores.json")]
-    assert main(["rows", *rows, *about, "--out", str(tmp_path / "tables")]) == 0
-    results = ["--results", str(tmp_path)]
-    assert main(["table", "table_S3_S2", *results, *about, "--out", str(tmp_path / "made")]) == 0
-    names = {path.name for path in (tmp_path / "made").glob("[!.]*")}
-    assert names == {f"table_S3_S2.{kind}" for kind in ("csv", "md", "tex", "html")}
-    assert main(["figure", "figure_S3", *results, *about, "--out", str(tmp_path / "made")]) == 2
-    assert "figure_S3 is about the run's own models, and --job about stage S2" in capsys.readouterr().err
-    for changes, complaint in (
-        ({"cells": [[12, 3], [12, 4]]}, "not of the same widths and seeds, see d 12 seed 4: run"),
-        ({"cells": [[24, 3]]}, "see d 12 seed 3, d 24 seed 3"),
-        (
-            {"models": {"baseline": "Baseline"}},
-            "S3_S2 of this config is not about all, which these scores are of",
-        ),
-    ):
-        other = ["--job", json.dumps(report(**changes))]
-        assert main(["table", "table_S3_S2", *results, *other, "--out", str(tmp_path / "other")]) == 2
-        assert complaint in capsys.readouterr().err
-
-
-def test_a_config_names_the_arms_and_the_seeds_that_a_stages_scores_must_be_of(made, tmp_path, capsys):
-    named = ["--config", str(TEST)]
-    config = [*named, "--stage", "S1"]
-    given = ["--models", f"baseline={made / 'baseline'}", "--tokens", str(made / "tokens")]
-    given += ["--tokenizer", str(made / "tokenizer"), "--out", str(tmp_path / "scores.json")]
-    assert main(["evaluate", *config, "--seed", "1", *given]) == 2
-    assert "names the models baseline, internal_25_100, internal_50_75, diverging" in capsys.readouterr().err
-    assert main(["evaluate", *config, *given]) == 2
-    assert "--config needs --seed" in capsys.readouterr().err
-    assert main(["evaluate", *config, "--width", "24", "--seed", "1", *given]) == 2
-    assert "--width is that of the run's own models, and --stage has its own" in capsys.readouterr().err
-    assert main(["rows", "study_S3_S1", str(made / "scores.json"), *named, "--out", str(tmp_path)]) == 2
-    assert "table S3_S1 of this config and these scores are not of the same widths" in capsys.readouterr().err
-    about = ["--job", json.dumps(report())]
-    assert main(["rows", "study_S3_S1", str(made / "scores.json"), *about, "--out", str(tmp_path)]) == 2
-    assert "--job, which names rows study_S3_S2" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"models": ("baseline",)}, "names the models baseline, all, and given were baseline: give the same"),
+        ({"texts": ()}, "names the texts code, and given were none: give the same"),
+        ({"this": job(d_model=24)}, "d_model 12 and context 16, and the job says 24 and 16"),
+        ({"models": ("nowhere", "all")}, r"holds no config\.json: give the folder of a finished run"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(made, tmp_path, given, said):
+    with pytest.raises(UserError, match=said):
+        score(made, tmp_path / "scores.json", **given)
+    assert not (tmp_path / "scores.json").exists()
 
 
 def test_a_run_that_diverged_has_no_score_and_is_named_and_a_diverged_baseline_is_refused(made, result, tmp_path):
-    diverged = tmp_path / "diverged"
-    diverged.mkdir()
-    (diverged / "result.json").write_text(json.dumps({"diverged": {"step": 3, "what": "loss"}}))
-    out = tmp_path / "scores.json"
-    alone = score(made, out, models={"baseline": "baseline", "all": diverged})
+    (tmp_path / "diverged").mkdir()
+    (tmp_path / "diverged/result.json").write_text(json.dumps({"diverged": {"step": 3, "what": "loss"}}))
+    alone = score(made, tmp_path / "scores.json", models=("baseline", tmp_path / "diverged"))
     assert alone["diverged"] == ["all"]
     assert list(alone["models"]) == ["baseline"]
     assert alone["scores"] == [row for row in result["scores"] if row["model"] == "baseline"]
     with pytest.raises(UserError, match="diverged, so nothing can be compared with it"):
-        score(made, tmp_path / "none.json", models={"baseline": diverged, "all": "all"})
+        score(made, tmp_path / "none.json", models=(tmp_path / "diverged", "all"))
+
+
+# --- The command line ---
+
+
+def evaluation(made, *words, models=("baseline", "all")):
+    """The words of the verb that scores."""
+    folders = ["--models", *(f"{name}={made / name}" for name in models)]
+    return ["evaluate", *folders, "--tokens", f"{made}/tokens", "--tokenizer", f"{made}/tokenizer", *words]
+
+
+def about(**changes):
+    """What a table says of the scores above."""
+    models = {"baseline": "Baseline", "all": "All-Taper"}
+    job = {"run": "mine", "caption": "Small.", "stage": "S2", "cells": [[12, 3]], "models": models}
+    return ["--job", json.dumps(job | changes)]
+
+
+def report(name, told, results, out):
+    """The status of the command that makes a table or a figure."""
+    return main([name.partition("_")[0], name, *told, "--results", str(results), "--out", str(out)])
+
+
+def files_in(folder):
+    return {path.name for path in folder.glob("[!.]*")}
+
+
+def test_the_verb_scores_and_the_next_one_makes_rows_tables_and_figure(made, tmp_path, capsys):
+    scores, told = str(tmp_path / "seed3.json"), about(stage=None)
+    words = ["--job", canonical_json(job()), "--texts", f"code={made / 'code'}", "--out", scores]
+    assert main(evaluation(made, *words)) == 0
+    assert "all, never_seen, repeats: mean" in capsys.readouterr().out
+    assert main(["rows", "study_S3", scores, *told, "--out", str(tmp_path / "tables")]) == 0
+    for name in ("table_S3", "table_S3x", "figure_S3"):
+        assert report(name, told, tmp_path, tmp_path / "made") == 0
+    tables = {f"table_S3{x}.{kind}" for x in ("", "x") for kind in ("csv", "md", "tex", "html")}
+    figures = {f"figure_S3.{kind}" for kind in ("pdf", "png", "csv", "md", "tex", "html")}
+    assert files_in(tmp_path / "made") == tables | figures
+
+
+def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(made, result, tmp_path, capsys):
+    assert main(["rows", "study_S3_S2", str(made / "scores.json"), *about(), "--out", str(tmp_path / "tables")]) == 0
+    assert report("table_S3_S2", about(), tmp_path, tmp_path / "made") == 0
+    assert files_in(tmp_path / "made") == {f"table_S3_S2.{kind}" for kind in ("csv", "md", "tex", "html")}
+    for name, changes, complaint in (
+        ("figure_S3", {}, "figure_S3 is about the run's own models, and --job about stage S2"),
+        ("table_S3_S2", {"cells": [[12, 3], [12, 4]]}, "not of the same widths and seeds, see d 12 seed 4: run"),
+        ("table_S3_S2", {"cells": [[24, 3]]}, "see d 12 seed 3, d 24 seed 3"),
+        ("table_S3_S2", {"models": {"baseline": "Baseline"}}, "S3_S2 of this config is not about all, which"),
+    ):
+        assert report(name, about(**changes), tmp_path, tmp_path / "other") == 2
+        assert complaint in capsys.readouterr().err
+
+
+def test_a_config_names_the_arms_and_the_seeds_that_a_stages_scores_must_be_of(made, result, tmp_path, capsys):
+    config = ["--config", str(TEST)]
+    scored = evaluation(made, *config, "--stage", "S1", "--out", str(tmp_path / "scores.json"), models=("baseline",))
+    rows = ["rows", "study_S3_S1", str(made / "scores.json"), "--out", str(tmp_path)]
+    for words, complaint in (
+        ([*scored, "--seed", "1"], "names the models baseline, internal_25_100, internal_50_75, diverging"),
+        (scored, "--config needs --seed"),
+        ([*scored, "--width", "24", "--seed", "1"], "takes no --width"),
+        ([*rows, *config], "S3_S1 of this config"),
+        ([*rows, *about()], "study_S3_S2"),
+    ):
+        assert main(words) == 2
+        assert complaint in capsys.readouterr().err

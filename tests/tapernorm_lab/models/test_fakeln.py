@@ -34,7 +34,6 @@ REMOVALS = {  # step -> what it removes
 }
 SITES = [site for sites in REMOVALS.values() for site in sites]
 NORMS = [*(f"transformer.h.{i}.{norm}" for i in range(DEPTH) for norm in ("ln_1", "ln_2")), "transformer.ln_f"]
-MICRO_BATCHES = ([6], [2, 2, 2], [1, 2, 3])
 
 
 def norm_of(site):
@@ -228,16 +227,9 @@ def test_a_removed_site_computes_no_statistic_of_its_tokens(step, normalising):
     assert calls.of[torch.Tensor.sqrt] == normalising  # sigma, for the running means
 
 
-def test_q_k_and_v_of_a_norm_are_frozen_at_their_own_steps():
-    _, driver = trained_to(LAST)
-    for i in range(DEPTH):
-        name = f"transformer.h.{i}.ln_1"
-        assert driver.constants[f"{name}.qk"] != pytest.approx(driver.constants[f"{name}.v"], rel=1e-4)
-
-
-@pytest.mark.parametrize("ema_rate", [1.0, 0.3])
-@pytest.mark.parametrize("split", MICRO_BATCHES, ids=str)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("ema_rate", "split", "checkpointing"), [(1.0, [6], False), (0.3, [2, 2, 2], True), (0.3, [1, 2, 3], False)]
+)
 def test_sigma_bar_is_the_running_mean_of_sigma_up_to_the_step_before(ema_rate, split, checkpointing):
     model, driver = attached(ema_rate=ema_rate)
     if checkpointing:
@@ -489,20 +481,6 @@ def test_left_padding_changes_nothing(step):
     assert not close(logits(model, padded)[:, pad:], logits(model, ids), 1e-3)
 
 
-@pytest.mark.parametrize("step", STAGES)
-def test_generation_with_a_cache_takes_the_most_likely_tokens(step):
-    model, _ = trained_to(step)
-    model.eval()
-    ids = tokens(2, 4)
-    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": EOT}
-    made = model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=True, **options)
-    for _ in range(8):
-        scores = logits(model, ids)[:, -1]
-        scores[:, EOT] = -torch.inf
-        ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], 1)
-    assert torch.equal(made, ids)
-
-
 def test_bfloat16_autocast_keeps_sigma_wide_and_trains_through_every_stage():
     model, driver = attached(dtype=torch.float32)
     for k in range(LAST + 1):
@@ -581,7 +559,7 @@ def test_a_model_that_still_normalises_somewhere_cannot_be_folded(step):
 # State
 
 
-@pytest.mark.parametrize("stop", range(1, LAST + 2))
+@pytest.mark.parametrize("stop", [1, 4, 9, LAST, LAST + 1])
 def test_the_state_round_trips_and_training_goes_on_bitwise(stop):
     model, driver = attached(ema_rate=0.3)
     for k in range(stop):

@@ -1,5 +1,7 @@
-"""A table's page is whole HTML: every cell, header and note in its place, nothing of them taken for markup."""
+"""A page is whole HTML: every cell, header, note and picture in its place, nothing of them taken for markup."""
 
+import re
+from base64 import b64decode
 from html.parser import HTMLParser
 
 from tapernorm_lab.report import html
@@ -65,7 +67,20 @@ def test_published_rows_are_set_apart():
     assert "published" not in made(published=[]).split("</style>")[1]
 
 
-def test_the_page_asks_for_nothing_from_elsewhere(tmp_path):
+def test_a_figures_page_holds_its_picture_above_its_caption(tmp_path):
+    (tmp_path / "figure9.png").write_bytes(b"\x89PNG of a figure")
+    html.write_figure("loss < 2 & “more”", tmp_path / "figure9")
+    text = (tmp_path / "figure9.html").read_text(encoding="utf-8")
+    found = re.search(r'<img alt="figure9" src="data:image/png;base64,([^"]+)">', text)
+    assert found is not None
+    assert b64decode(found[1]) == b"\x89PNG of a figure"
+    assert "<p>loss &lt; 2 &amp; “more”</p>" in text[found.end() :]
+
+
+def test_the_page_asks_for_nothing_from_elsewhere_and_styles_nothing_else(tmp_path):
     html.write(Table("t", COLUMNS, ROWS, [], "c", [], []), tmp_path)
     text = (tmp_path / "t.html").read_text(encoding="utf-8")
     assert not [word for word in ("src=", "href=", "url(", "@import", "<script", "http") if word in text]
+    rules = text.partition("<style>")[2].partition("</style>")[0].strip().splitlines()
+    assert rules
+    assert all(".tapernorm" in rule for rule in rules)  # it also stands in another page

@@ -1,4 +1,4 @@
-"""The rows of ids that finished models are tried on: for Table S3, cut into parts by position, and for Table S2.
+"""The rows of ids that finished models are scored on: for Table S3, cut into parts by position, and for Table S2.
 
 n rows, T tokens that a model reads, V vocabulary. A row holds T + 1 ids: the model reads the first T, and at each of
 their positions 0 ... T - 1 it is asked for the id that follows. Rows are the same for every model.
@@ -23,13 +23,7 @@ from torch import Tensor
 from tapernorm.util.errors import UserError
 from tapernorm.util.rng import generator
 
-from ...config.odd_inputs import (
-    HELD_OUT,
-    LONGER,
-    NEVER_SEEN,
-    RARE,
-    RobustnessJob,
-)
+from ...config.odd_inputs import HELD_OUT, LONGER, NEVER_SEEN, RARE, RobustnessJob
 from ...data.blocks import Blocks
 from ...data.manifest import origin_of
 from ...data.token_stream import TokenStream
@@ -43,7 +37,7 @@ _CHUNK = 1 << 22  # ids counted at once
 
 @dataclass(frozen=True)
 class Part:
-    """Some positions of a trial's rows."""
+    """Some positions of the rows of an odd input."""
 
     name: str
     label: str
@@ -52,7 +46,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Trial:
+class OddInput:
     """Rows that every model reads."""
 
     name: str
@@ -72,8 +66,8 @@ class Trial:
         }
 
 
-def trials(job: RobustnessJob, coder: Coder, tokens: Path, texts: Mapping[str, Path]) -> list[Trial]:
-    """All that the models of `job` are tried on.
+def odd_inputs(job: RobustnessJob, coder: Coder, tokens: Path, texts: Mapping[str, Path]) -> list[OddInput]:
+    """All that the models of `job` are scored on.
 
     Args:
         tokens: token streams that they were trained on.
@@ -82,7 +76,7 @@ def trials(job: RobustnessJob, coder: Coder, tokens: Path, texts: Mapping[str, P
     Raises:
         UserError: the streams or a text are of another tokenizer or row length, or too short for a row.
     """
-    odd = job.robustness
+    odd, context = job.robustness, job.context
     train, valid = (TokenStream.open(tokens, split) for split in ("train", "valid"))
     _require_tokenizer(train.manifest, tokens, coder)
     if len(valid.tokens) <= (longest := odd.lengths[-1]):
@@ -90,23 +84,23 @@ def trials(job: RobustnessJob, coder: Coder, tokens: Path, texts: Mapping[str, P
             f"the validation split in {tokens} has {len(valid.tokens)} tokens, and one row of robustness.lengths takes "
             f"{longest + 1}: lower them, or raise data.valid_fraction"
         )
-    own = text_rows(valid.tokens, job.context, seed=odd.seed, limit=odd.max_rows)
-    counts = token_counts(train.tokens, coder.vocab_size)
+    own, longer = (text_rows(valid.tokens, length, seed=odd.seed, limit=odd.max_rows) for length in (context, longest))
+    whole = Part("all", "all positions", 0, context)
+    # What follows the repeats of `_repeated`, where there are none: they cut off the last ids of a row.
+    plain = Part("unrepeated", "text that follows no repeats", job.place - 1, context - odd.repeat)
+    beyond = (
+        Part(f"to_{last}", f"positions {first}–{last - 1}", first, last)
+        for first, last in pairwise((0, context, *odd.lengths))
+    )
     return [
-        _held_out(job, own),
-        *(_foreign(job, coder, name, folder) for name, folder in texts.items()),
-        *_repeated(job, own, counts, barred=coder.eod),
-        _longer(job, text_rows(valid.tokens, longest, seed=odd.seed, limit=odd.max_rows)),
+        OddInput(HELD_OUT, "held-out text", own, (whole, plain), OWN_TEXT),
+        *(_foreign(job, coder, name, folder, whole) for name, folder in texts.items()),
+        *_repeated(job, own, token_counts(train.tokens, coder.vocab_size), barred=coder.eod),
+        OddInput(LONGER, "beyond the training context", longer, tuple(beyond), OWN_TEXT),
     ]
 
 
-def _held_out(job: RobustnessJob, rows: Tensor) -> Trial:
-    # What follows the repeats in the trials below, where there are none: they cut off the last ids of a row.
-    plain = Part("unrepeated", "text that follows no repeats", job.place - 1, job.context - job.robustness.repeat)
-    return Trial(HELD_OUT, "held-out text", rows, (_whole(job), plain), OWN_TEXT)
-
-
-def _foreign(job: RobustnessJob, coder: Coder, name: str, folder: Path) -> Trial:
+def _foreign(job: RobustnessJob, coder: Coder, name: str, folder: Path, whole: Part) -> OddInput:
     blocks = Blocks.open(folder, "valid")
     _require_tokenizer(blocks.manifest, folder, coder)
     if (length := blocks.rows.shape[1]) != job.context + 1:
@@ -115,11 +109,11 @@ def _foreign(job: RobustnessJob, coder: Coder, name: str, folder: Path) -> Trial
             f"{job.context + 1}: cut them again"
         )
     rows = blocks.rows.to(torch.int64)
-    return Trial(name, job.robustness.text(name).label, rows, (_whole(job),), origin_of(blocks.manifest))
+    return OddInput(name, job.robustness.text(name).label, rows, (whole,), origin_of(blocks.manifest))
 
 
-def _repeated(job: RobustnessJob, own: Tensor, counts: Tensor, *, barred: int) -> Iterator[Trial]:
-    """The trials with repeats; none of tokens never seen where the training text has all. `barred` ends documents."""
+def _repeated(job: RobustnessJob, own: Tensor, counts: Tensor, *, barred: int) -> Iterator[OddInput]:
+    """The rows with repeats; none of tokens never seen where the training text has all. `barred` ends documents."""
     odd, start = job.robustness, job.place
     end = start + odd.repeat
     parts = (
@@ -136,19 +130,7 @@ def _repeated(job: RobustnessJob, own: Tensor, counts: Tensor, *, barred: int) -
             low, high = int(counts[ids].min()), int(counts[ids].max())
             often = f"has {low} to {high} times" if high else "never has"
             which = f"one of {len(ids)} tokens that the training text {often}"
-            yield Trial(name, label, rows, parts, f"{OWN_TEXT}; {which}, {odd.repeat} times from token {start} on")
-
-
-def _longer(job: RobustnessJob, rows: Tensor) -> Trial:
-    parts = tuple(
-        Part(f"to_{last}", f"positions {first}–{last - 1}", first, last)
-        for first, last in pairwise((0, job.context, *job.robustness.lengths))
-    )
-    return Trial(LONGER, "beyond the training context", rows, parts, OWN_TEXT)
-
-
-def _whole(job: RobustnessJob) -> Part:
-    return Part("all", "all positions", 0, job.context)
+            yield OddInput(name, label, rows, parts, f"{OWN_TEXT}; {which}, {odd.repeat} times from token {start} on")
 
 
 def _require_tokenizer(manifest: Mapping[str, Any], folder: Path, coder: Coder) -> None:
@@ -160,7 +142,7 @@ def _require_tokenizer(manifest: Mapping[str, Any], folder: Path, coder: Coder) 
         )
 
 
-def odd_rows(tokens: Tensor, *, vocabulary: int, context: int) -> dict[str, Tensor]:
+def few_odd_rows(tokens: Tensor, *, vocabulary: int, context: int) -> dict[str, Tensor]:
     """Rows of ids (n, T+1) by what they are: `text`, `longer` text, the `same` token all along, and `random` ids.
 
     16 rows of each; of text fewer where there are fewer, and no `longer` ones where it is shorter than one.

@@ -8,8 +8,7 @@ of the gated model.
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tapernorm.models.decode import decode_step, prefill
-from tapernorm.models.decoder import Decoder, RotaryTable
+from tapernorm.models.decoder import Decoder, lengthen
 from tapernorm.models.kv_cache import KVCache
 from tapernorm.models.packed_decoder import PackedDecoder
 from tapernorm.util.compiler import has_compiler
@@ -31,11 +30,10 @@ from ...config.sections import BenchConfig
 from ...training.device import take_threads
 from ..machine import machine_facts, read_bandwidth, synchronize
 from .decode_speed_models import make_arms
-from .interleaved_timing import Samples, interleave
+from .interleaved_timing import interleave
 
 SCHEMA_VERSION = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_CHECKED = ("unfused", "fused")
 _TOLERANCE = 1e-3  # of the logits' RMS: far above float32 rounding, far below a wrong fold
 _MORE_ROUNDING = 4  # times what the arm's arithmetic does to the gated model itself
 
@@ -47,12 +45,8 @@ class Stepper:
     """
 
     def __init__(self, model: PackedDecoder, *, batch: int, capacity: int, mode: str) -> None:
-        self.model, self.mode = model, mode
-        weight = model.embed.weight
-        self.device = weight.device
-        self.cache = KVCache.allocate(
-            model.config, batch=batch, capacity=capacity, dtype=weight.dtype, device=self.device
-        )
+        self.model, self.mode, self.device = model, mode, model.embed.weight.device
+        self.cache = empty_cache(model, batch, capacity)
         self.token = torch.zeros(batch, dtype=torch.int64, device=self.device)
         self.position = torch.zeros((), dtype=torch.int64, device=self.device)
         self.prompt = 0  # tokens
@@ -99,11 +93,16 @@ class Stepper:
         return graph
 
 
+def empty_cache(model: PackedDecoder, batch: int, capacity: int) -> KVCache:
+    weight = model.embed.weight
+    return KVCache.allocate(model.config, batch=batch, capacity=capacity, dtype=weight.dtype, device=weight.device)
+
+
 def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, device: torch.device) -> dict[str, Any]:
     """The whole result file of `kind` for one tapered model.
 
     Args:
-        kind: "decode" and "last_token" time the arms of the paper's tables; "rivals" decodes, DyT and Derf beside them.
+        kind: "decode" and "last_token" time the arms of the paper's tables; "rivals" decodes DyT and Derf beside them.
 
     Raises:
         UserError: the model is no tapered RMSNorm model, or a folded arm computes something else.
@@ -114,16 +113,14 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
         if job.bench.dtype == "float32":
             torch.set_float32_matmul_precision("high")  # TF32, as in the paper's software stack
     before = machine_facts(device)
-    replacements = partial(bench_decode, replacements=True)
-    measure = {"decode": bench_decode, "rivals": replacements, "last_token": bench_last_token}[kind]
+    with_replacements = partial(bench_decode, replacements=True)
+    measure = {"decode": bench_decode, "rivals": with_replacements, "last_token": bench_last_token}[kind]
     measured = measure(gated.to(device).eval(), job.bench)
-    bandwidth = read_bandwidth(device)
-    facts = machine_facts(device)
-    shape = asdict(gated.config)
+    bandwidth, facts = read_bandwidth(device), machine_facts(device)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": f"bench_{kind}",
-        "job": {"run": job.run, "variant": variant, **shape, **job.bench.model_dump(mode="json")},
+        "job": {"run": job.run, "variant": variant, **asdict(gated.config), **job.bench.model_dump(mode="json")},
         **measured,
         "read_bandwidth": {"bytes_per_s": bandwidth},
         "machine": {**facts, "load_before": before["load"], "load_after": facts["load"]},
@@ -134,18 +131,21 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
 def bench_decode(gated: Decoder, job: BenchConfig, *, replacements: bool = False) -> dict[str, Any]:
     """Time prefill and KV-cached decoding of every arm; cells of raw samples, with the checks made before.
 
+    Args:
+        replacements: DyT and Derf are timed as well.
+
     Raises:
         UserError: a folded arm does not give the gated model's logits.
     """
     capacity = max(job.prompts) + job.new_tokens
     arms = make_arms(with_context(gated, capacity), DTYPES[job.dtype], replacements=replacements)
     checks = check_arms(gated, arms, job)
-    modes, unavailable = available_modes(job.modes, _device(gated))
+    modes, unavailable = available_modes(job.modes, gated.lm_head.weight.device)
     cells: list[dict[str, Any]] = []
     for batch in job.batches:
         prompts = [random_tokens(gated, batch, length) for length in job.prompts]
         for tokens in prompts:
-            cells += _prefill_cells(arms, tokens, job)
+            cells += _prompt_cells("prefill", arms, tokens, job)
         for mode in modes:
             torch._dynamo.reset()  # one mode's graphs do not count against the next one's limit
             steppers = {arm: Stepper(model, batch=batch, capacity=capacity, mode=mode) for arm, model in arms.items()}
@@ -158,10 +158,8 @@ def bench_last_token(gated: Decoder, job: BenchConfig) -> dict[str, Any]:
     """Time what the paper's first version did: a full forward of T tokens without a cache, logits of the last."""
     arms = make_arms(with_context(gated, max(job.prompts)), DTYPES[job.dtype])
     checks = check_arms(gated, arms, job)
-    cells: list[dict[str, Any]] = []
-    for batch in job.batches:
-        for prompt in job.prompts:
-            cells += _prefill_cells(arms, random_tokens(gated, batch, prompt), job, phase="forward")
+    prompts = [random_tokens(gated, batch, length) for batch in job.batches for length in job.prompts]
+    cells = [cell for tokens in prompts for cell in _prompt_cells("forward", arms, tokens, job)]
     return {"cells": cells, "unavailable": [], "checks": checks}
 
 
@@ -170,17 +168,14 @@ def with_context(model: Decoder, context: int) -> Decoder:
     if context <= model.config.context:
         return model
     longer = copy.deepcopy(model)
-    longer.config = replace(model.config, context=context)
-    table = RotaryTable(longer.config).to(model.lm_head.weight.device)
-    for block in longer.model.layers:
-        block.get_submodule("self_attn").rotary = table
+    lengthen(longer, context)
     return longer
 
 
 def random_tokens(model: Decoder, batch: int, length: int) -> Tensor:
     """Prompts (B, T) of random ids; speed does not depend on them."""
     ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator(0, "bench/prompts"))
-    return ids.to(_device(model))
+    return ids.to(model.lm_head.weight.device)
 
 
 @torch.inference_mode()
@@ -193,13 +188,15 @@ def check_arms(gated: Decoder, arms: Mapping[str, PackedDecoder], job: BenchConf
         UserError: an arm is further off than such rounding.
     """
     tokens = random_tokens(gated, 16, min(gated.config.context, 32))
-    with _without_tf32():
-        expected = gated(tokens)[:, -1]
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    expected = gated(tokens)[:, -1]
+    torch.set_float32_matmul_precision(precision)
     scale = _rms(expected)
     rounded = copy.deepcopy(gated).to(DTYPES[job.dtype])(tokens)[:, -1].float()
     allowed = _TOLERANCE * scale + _MORE_ROUNDING * _rms(rounded - expected)
     checks = {}
-    for arm in _CHECKED:
+    for arm in ("unfused", "fused"):
         difference = arms[arm](tokens).float() - expected
         if not _rms(difference) <= allowed:
             raise UserError(
@@ -214,25 +211,15 @@ def _rms(x: Tensor) -> float:
     return x.square().mean().sqrt().item()
 
 
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def available_modes(modes: Sequence[str], device: torch.device) -> tuple[list[str], list[dict[str, str]]]:
     """Which modes this machine can run, and why not the others."""
-    reasons = {}
+    reasons: dict[str, str | None] = {}
     if device.type != "cuda":
         reasons["cudagraph"] = "CUDA graphs need a GPU"
-    if "compile" in modes and (failure := _compile_failure(device)):
-        reasons["compile"] = failure
-    usable = [mode for mode in modes if mode not in reasons]
-    return usable, [{"mode": mode, "reason": reasons[mode]} for mode in modes if mode in reasons]
+    if "compile" in modes:
+        reasons["compile"] = _compile_failure(device)
+    usable = [mode for mode in modes if not reasons.get(mode)]
+    return usable, [{"mode": mode, "reason": reason} for mode in modes if (reason := reasons.get(mode))]
 
 
 def _compile_failure(device: torch.device) -> str | None:
@@ -249,33 +236,29 @@ def _compile_failure(device: torch.device) -> str | None:
 def _decode_cells(
     steppers: Mapping[str, Stepper], tokens: Tensor, mode: str, job: BenchConfig
 ) -> Iterator[dict[str, Any]]:
+    """Blocks of decoding steps behind the prompts (B, T)."""
+
     def block_of(stepper: Stepper) -> Callable[[], None]:
         stepper.load(tokens)
         starts = itertools.cycle(range(0, job.new_tokens - job.block + 1, job.block))
         return lambda: stepper.run(next(starts), job.block)
 
-    samples = interleave({a: block_of(s) for a, s in steppers.items()}, rounds=job.rounds, warmup=job.warmup)
     batch, prompt = tokens.shape
-    for arm, stepper in steppers.items():
+    blocks = {arm: block_of(stepper) for arm, stepper in steppers.items()}
+    for cell in _cells(blocks, job, mode=mode, batch=batch, prompt=prompt, phase="decode"):
+        stepper = steppers[cell["arm"]]
         filled = prompt + job.new_tokens / 2 if mode == "eager" else stepper.cache.capacity
-        cell = _cell(mode, tokens, "decode", arm, samples, tokens=batch * job.block)
-        yield cell | {"bytes_per_token": step_bytes(stepper.model, stepper.cache, filled) / batch}
+        read = step_bytes(stepper.model, stepper.cache, filled)
+        yield cell | {"tokens": batch * job.block, "bytes_per_token": read / batch}
 
 
-def _prefill_cells(
-    arms: Mapping[str, PackedDecoder], tokens: Tensor, job: BenchConfig, *, phase: str = "prefill"
+def _prompt_cells(
+    phase: str, arms: Mapping[str, PackedDecoder], tokens: Tensor, job: BenchConfig
 ) -> Iterator[dict[str, Any]]:
-    def run(model: PackedDecoder) -> Callable[[], None]:
-        cache = None
-        if phase == "prefill":
-            weight = model.embed.weight
-            cache = KVCache.allocate(
-                model.config,
-                batch=len(tokens),
-                capacity=tokens.shape[1],
-                dtype=weight.dtype,
-                device=weight.device,
-            )
+    """Forward passes of the prompts (B, T); a prefill writes a cache."""
+
+    def forward(model: PackedDecoder) -> Callable[[], None]:
+        cache = empty_cache(model, *tokens.shape) if phase == "prefill" else None
 
         @torch.inference_mode()
         def once() -> None:
@@ -284,15 +267,16 @@ def _prefill_cells(
 
         return once
 
-    samples = interleave({a: run(m) for a, m in arms.items()}, rounds=job.rounds, warmup=job.warmup)
-    for arm in arms:
-        yield _cell("eager", tokens, phase, arm, samples, tokens=tokens.numel()) | {"bytes_per_token": None}
+    batch, prompt = tokens.shape
+    passes = {arm: forward(model) for arm, model in arms.items()}
+    for cell in _cells(passes, job, mode="eager", batch=batch, prompt=prompt, phase=phase):
+        yield cell | {"tokens": tokens.numel(), "bytes_per_token": None}
 
 
-def _cell(mode: str, prompts: Tensor, phase: str, arm: str, samples: Samples, *, tokens: int) -> dict[str, Any]:
-    batch, prompt = prompts.shape
-    where = {"mode": mode, "batch": batch, "prompt": prompt, "phase": phase, "arm": arm}
-    return where | {"seconds": samples[arm], "tokens": tokens}
+def _cells(arms: Mapping[str, Callable[[], None]], job: BenchConfig, **where: Any) -> list[dict[str, Any]]:
+    """A cell per arm with its seconds per round."""
+    samples = interleave(arms, rounds=job.rounds, warmup=job.warmup)
+    return [{**where, "arm": arm, "seconds": seconds} for arm, seconds in samples.items()]
 
 
 def step_bytes(model: PackedDecoder, cache: KVCache, filled: float) -> float:
@@ -300,7 +284,3 @@ def step_bytes(model: PackedDecoder, cache: KVCache, filled: float) -> float:
     looked_up = model.embed.weight  # a row of it; a tied head is a parameter of its own here, and read whole
     weights = sum(p.nbytes for p in model.parameters() if p is not looked_up)
     return weights + cache.nbytes * filled / cache.capacity
-
-
-def _device(model: Decoder) -> torch.device:
-    return model.lm_head.weight.device

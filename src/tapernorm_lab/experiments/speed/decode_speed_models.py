@@ -4,6 +4,7 @@ Weights do not change speed, so one checkpoint serves every arm; what differs is
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -49,41 +50,31 @@ def make_arms(gated: Decoder, dtype: torch.dtype, *, replacements: bool = False)
     if gated.config.norm != "rmsnorm" or not names:
         found = f"{len(names)} tapered norms and norm {gated.config.norm!r}"
         raise UserError(f"the benchmark needs a tapered RMSNorm model and this one has {found}: give a tapered run")
+
+    def plain(norm: nn.Module) -> nn.Module:
+        made = make_norm(gated.config).to(norm.get_parameter("weight"))
+        made.weight.copy_(norm.get_parameter("weight"))
+        return made
+
     made = {
-        "baseline_naive": _with_norms(gated, naive=True),
-        "baseline": _with_norms(gated, naive=False),
+        "baseline_naive": _with_norms(gated, lambda n: NaiveRMSNorm(n.get_parameter("weight"), gated.config.norm_eps)),
+        "baseline": _with_norms(gated, plain),
         "unfused": fold(gated, fused=False)[0],
         "fused": fold(gated, fused=True)[0],
-        "identity": _with_norms(gated, naive=None),
-        **({kind: _with_replacement(gated, kind) for kind in REPLACEMENTS} if replacements else {}),
+        "identity": _with_norms(gated, lambda _: nn.Identity()),
     }
+    for kind in REPLACEMENTS if replacements else ():
+        made[kind] = _with_norms(gated, plain)
+        replace_norms(made[kind], kind, alpha=0.5, attention_alpha=0.5)
+        scale_embedding(made[kind])
     return {arm: PackedDecoder(model.to(dtype).requires_grad_(False)) for arm, model in made.items()}
 
 
-def _with_norms(gated: Decoder, *, naive: bool | None) -> Decoder:
-    """A copy with every norm plain, spelt out (naive), or gone (None)."""
+def _with_norms(gated: Decoder, norm_for: Callable[[nn.Module], nn.Module]) -> Decoder:
+    """A copy without its taper, with another module in the place of every norm."""
     model = copy.deepcopy(gated)
     forget_taper(model)
     arch = architecture_of(gated)
     for name in [*arch.internal_norms(gated), arch.final]:
-        model.set_submodule(name, _norm_like(gated, gated.get_submodule(name), naive=naive))
+        model.set_submodule(name, norm_for(gated.get_submodule(name)))
     return model
-
-
-def _with_replacement(gated: Decoder, kind: str) -> Decoder:
-    """A copy with a replacement in the place of every norm, and its scaled embedding."""
-    model = _with_norms(gated, naive=False)
-    replace_norms(model, kind, alpha=0.5, attention_alpha=0.5)
-    scale_embedding(model)
-    return model
-
-
-def _norm_like(gated: Decoder, norm: nn.Module, *, naive: bool | None) -> nn.Module:
-    gamma = norm.get_parameter("weight")
-    if naive is None:
-        return nn.Identity()
-    if naive:
-        return NaiveRMSNorm(gamma, gated.config.norm_eps)
-    plain = make_norm(gated.config).to(gamma)
-    plain.weight.copy_(gamma)
-    return plain

@@ -5,6 +5,7 @@ n rows, T time, D width, V vocabulary. A decoder that was tapered is folded firs
 
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,35 +13,72 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tapernorm.checkpoints.store import load
 from tapernorm.folding import fold
 from tapernorm.models.decoder import Decoder
 from tapernorm.models.packed_decoder import PackedDecoder
 from tapernorm.norms import TaperNorm
+from tapernorm.util.atomic_files import read_json
+from tapernorm.util.errors import UserError
 
-from ..odd_inputs.odd_inputs import outcome
-from ..odd_inputs.rows import odd_rows
+from ...config.study_runs import StageJob
+from ...data.token_stream import TokenStream
+from ...training.device import take_device
+from ...training.run_folder import require_vocabulary
+from ..odd_inputs.rows import few_odd_rows
+from ..odd_inputs.scores import outcome
 
 _NORMS = {"rsqrt", "native_layer_norm", "_fused_rms_norm"}  # one of them in each norm, whatever the device makes of it
 
 
+def inspect_stage(job: StageJob, results: Path, tokens: Path, *, device: str, threads: int) -> list[dict[str, Any]]:
+    """A row per run of the stage that finished; one that diverged left no model, and has a row that says so.
+
+    Args:
+        results: results folder of the study's run.
+        tokens: token streams that the models were trained on; the validation split is read.
+
+    Raises:
+        UserError: a run is missing, is of another job than the stage's, or has another vocabulary.
+    """
+    chosen = take_device(device, threads)
+    stream = TokenStream.open(tokens, "valid")
+    rows = []
+    for run in job.runs:
+        folder = results / run.folder
+        if not (folder / "result.json").is_file():
+            raise UserError(f"{folder} holds no result.json: run arm {run.arm}, seed {run.seed}, first")
+        result = read_json(folder / "result.json")
+        if (found := result["provenance"]["config_hash"]) != run.config_hash:
+            raise UserError(
+                f"{folder} is of a job with the hash {found} and the config's arm {run.arm} has {run.config_hash}: "
+                "run it again, or take the config that it was run with"
+            )
+        row = {"run": job.run, "stage": job.stage.name, "arm": run.arm, "seed": run.seed}
+        row |= {"config_hash": run.config_hash, "outcome": "diverged" if "diverged" in result else "finished"}
+        if row["outcome"] == "finished":
+            model = load(folder, Decoder).to(chosen)
+            require_vocabulary(model.config.vocab_size, stream.manifest, tokens)
+            row |= inspect_inference(model, stream.tokens)
+        rows.append(row)
+    return rows
+
+
 def inspect_inference(model: Decoder, tokens: Tensor) -> dict[str, Any]:
-    """Operations, largest activations and outcomes of `model`, as plain numbers.
+    """Operations of `model`, and what becomes of each kind of odd rows, as plain numbers: operations_norm, text_ce, ...
 
     Args:
         tokens: held-out text, a stream of ids (m,) of at least one context and a token.
     """
     folded = fold(model)[0] if any(isinstance(m, TaperNorm) for m in model.modules()) else copy.deepcopy(model)
     folded.eval()
-    rows = odd_rows(tokens, vocabulary=model.config.vocab_size, context=model.config.context)
-    return {
-        "operations": operations(folded),
-        "outcomes": {name: outcome(folded, some, first=_first(name, model)) for name, some in rows.items()},
-    }
-
-
-def _first(name: str, model: Decoder) -> int:
-    """The first position whose prediction counts: of longer rows, what lies past the training context."""
-    return model.config.context if name == "longer" else 0
+    context = model.config.context
+    found = {f"operations_{name}": count for name, count in operations(folded).items()}
+    for kind, rows in few_odd_rows(tokens, vocabulary=model.config.vocab_size, context=context).items():
+        # Of longer rows, what lies past the training context.
+        numbers = outcome(folded, rows, first=context if kind == "longer" else 0)
+        found |= {f"{kind}_{name}": number for name, number in numbers.items()}
+    return found
 
 
 @torch.no_grad()

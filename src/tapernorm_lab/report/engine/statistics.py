@@ -36,10 +36,16 @@ def paired_gap(losses: Mapping[Any, float], reference: Mapping[Any, float], meas
     """Gap over the seeds that both have (seed -> loss each)."""
     seeds = tuple(sorted(losses.keys() & reference.keys()))
     gaps = [MEASURES[measure](losses[seed], reference[seed]) for seed in seeds]
-    mean, std = mean_std(gaps)
-    half = t_quantile(len(gaps) - 1) * std / math.sqrt(len(gaps)) if len(gaps) > 1 else NAN
-    value, low, high = map(math.exp if measure == "ratio" else float, (mean, mean - half, mean + half))
+    value, low, high = map(math.exp if measure == "ratio" else float, mean_interval(gaps))
     return Gap(value, low, high, seeds)
+
+
+def mean_interval(values: ArrayLike) -> tuple[float, float, float]:
+    """Mean and the ends of its 95 % t interval; NaN where there are too few values for either."""
+    mean, std = mean_std(values)
+    n = np.size(values)
+    half = t_quantile(n - 1) * std / math.sqrt(n) if n > 1 else NAN
+    return mean, mean - half, mean + half
 
 
 def mean_std(values: ArrayLike) -> tuple[float, float]:

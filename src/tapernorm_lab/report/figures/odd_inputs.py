@@ -6,7 +6,7 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ...config.odd_inputs import LONGER, TrialsJob
+from ...config.odd_inputs import LONGER, OddInputsReportJob
 from ...config.variants import VARIANT_LABELS
 from ..engine import statistics as stats
 from ..frames.odd_inputs import RobustnessRows, Row
@@ -19,7 +19,7 @@ ROWS, POSITIONS = "rows", "positions"  # the two panels
 _APART = 0.15  # between models at one place, of the distance of places
 
 
-def drawn(rows: RobustnessRows, job: TrialsJob) -> pd.DataFrame:
+def drawn(rows: RobustnessRows, job: OddInputsReportJob) -> pd.DataFrame:
     """Everything the figure draws, at the widest width: panel, place, positions, model, n, value, low, high.
 
     Of rows: mean of the seeds' means, mean of their medians, the worst row of all; of positions: median over seeds and
@@ -59,7 +59,7 @@ def _positions(here: pd.DataFrame) -> Iterator[Row]:
             yield {**named, **where, **dict(zip(("value", "low", "high"), spread, strict=True))}
 
 
-def _layout(frame: pd.DataFrame, rows: RobustnessRows, _: TrialsJob) -> Layout:
+def _layout(frame: pd.DataFrame, rows: RobustnessRows, _: OddInputsReportJob) -> Layout:
     draw = partial(_draw, context=int(rows.trials["context"].iloc[0]))
     width = f"d = {frame['d_model'].iloc[0]}"
     titles = [f"{width}: rows of every kind", f"{width}: held-out text by position"]
@@ -97,7 +97,7 @@ def _draw_rows(axes: Axes, here: pd.DataFrame) -> None:
     panels.log_ticks(axes.xaxis)
 
 
-def _caption(frame: pd.DataFrame, rows: RobustnessRows, job: TrialsJob) -> Iterator[str]:
+def _caption(frame: pd.DataFrame, rows: RobustnessRows, job: OddInputsReportJob) -> Iterator[str]:
     yield "Losses on odd inputs, and by position."
     yield f"Run {job.run}, {bands.seeds(frame)}."
     yield "Left: a line from the median row to the worst row of all seeds; the mean is marked."

@@ -8,7 +8,7 @@ import pandas as pd
 
 from tapernorm.util.errors import UserError
 
-from ...config.odd_inputs import TrialsJob
+from ...config.odd_inputs import OddInputsReportJob
 from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
 from ..read_json import each_once, value_at
 from .gpt2 import printable
@@ -117,7 +117,7 @@ def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
     )
 
 
-def require(rows: RobustnessRows, job: TrialsJob) -> None:
+def require(rows: RobustnessRows, job: OddInputsReportJob) -> None:
     """Refuse rows of other models than the job's.
 
     Raises:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...config.odd_inputs import BASELINE, HELD_OUT, LONGER, TIMES, TrialsJob
+from ...config.odd_inputs import BASELINE, HELD_OUT, LONGER, TIMES, OddInputsReportJob
 from ..engine.cells import NOT_FINITE, Cell, interval, number, share, text, where
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
@@ -28,7 +28,7 @@ _BLOWN_NOTE = (
 _TAILS = "Medians and p99.9 are averaged over n seeds; of fewer than 1,000 rows, p99.9 lies between the two worst."
 
 
-def table_s3(rows: RobustnessRows, job: TrialsJob) -> Table:
+def table_s3(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
     """Table S3 of a run: a line per width and kind of input.
 
     Raises:
@@ -70,7 +70,7 @@ def table_s3(rows: RobustnessRows, job: TrialsJob) -> Table:
     return spec.table(found, job, notes=_notes(rows, found, shown), runs=rows.scores.to_dict("records"))
 
 
-def table_s3x(rows: RobustnessRows, job: TrialsJob) -> Table:
+def table_s3x(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
     """Table S3x of a run: a line per kind of input and model of the widest. Raises as `table_s3`."""
     found = records(rows, run=job.run)
     widest = max(row["d_model"] for row in found)
@@ -106,7 +106,7 @@ def table_s3x(rows: RobustnessRows, job: TrialsJob) -> Table:
     return spec.table(found, job, runs=rows.scores.to_dict("records"))
 
 
-def table_of_arms(rows: RobustnessRows, job: TrialsJob) -> Table:
+def table_of_arms(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
     """Table S3 of a stage's arms: a line per kind of input and arm. Raises as `table_s3`."""
     found = [row for row in records(rows, run=job.run) if _is_printed(row)]
     losses = {"median row": "rows_median", "p99.9 row": "rows_p99_9", "worst row": "rows_max"}
@@ -193,7 +193,7 @@ def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> 
     yield f"Rows have {context} tokens, as in training; positions from {context} on are of longer rows."
 
 
-def _diverged(found: Sequence[Row], job: TrialsJob) -> Iterator[str]:
+def _diverged(found: Sequence[Row], job: OddInputsReportJob) -> Iterator[str]:
     """Which runs of a stage left no model to try."""
     scored = {(row["model"], int(seed)) for row in found for seed in row["seeds"].split()}
     for name, label in job.models.items():

@@ -9,14 +9,16 @@ import synthetic_robustness
 from scipy import stats as scipy_stats
 from synthetic_robustness import TRIALS, loss
 
-from tapernorm_lab.config.odd_inputs import TrialsJob
+from tapernorm_lab.config.odd_inputs import OddInputsReportJob
 from tapernorm_lab.report import table
 from tapernorm_lab.report.engine.cells import NOT_FINITE, share, shown
 from tapernorm_lab.report.frames import odd_inputs as robustness_rows
 from tapernorm_lab.report.frames.odd_inputs_summary import records
 from tapernorm_lab.report.tables import odd_inputs as robustness_table
 
-JOB = TrialsJob(run="cpu", caption="Not the paper's scale.", stage=None, cells=(), models=synthetic_robustness.LABELS)
+JOB = OddInputsReportJob(
+    run="cpu", caption="Not the paper's scale.", stage=None, cells=(), models=synthetic_robustness.LABELS
+)
 SEEDS = (1, 2, 3)
 
 

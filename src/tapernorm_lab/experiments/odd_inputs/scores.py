@@ -24,18 +24,13 @@ from tapernorm.util.hashing import canonical_json, digest
 from tapernorm.util.module_modes import evaluating
 from tapernorm.util.provenance import provenance
 
-from ...config.odd_inputs import (
-    BASELINE,
-    LONGER,
-    TIMES,
-    RobustnessJob,
-)
+from ...config.odd_inputs import BASELINE, LONGER, TIMES, RobustnessJob
 from ...data.tokenizers import Coder, open_tokenizer
 from ...training.device import take_device
 from ...training.run_folder import require_vocabulary
 from ..loss_quantiles import comparable, quantile
 from ..row_losses import TAIL
-from .rows import Part, Trial, trials
+from .rows import OddInput, Part, odd_inputs
 
 SCHEMA_VERSION = 1
 WORST = 3  # rows that are named
@@ -53,18 +48,16 @@ def score_models(
     threads: int,
     batch: int,
 ) -> dict[str, Any]:
-    """Score the models of `job` on every trial, write the statistics to `out`, and return them.
+    """Score the models of `job` on every odd input, write the statistics to `out`, and return them.
 
     Args:
-        models: name -> folder of a saved decoder; the names are the job's. A run that diverged left none: it is named
-            in the result, and has no score.
+        models: name -> folder of a saved decoder; the names are the job's. One that diverged has no score.
         tokens: token streams that the models were trained on.
         texts: name -> blocks of the text; the names are the job's.
         batch: rows per forward pass; no number depends on it but for rounding.
 
     Raises:
-        UserError: other models or texts than the job names, of another vocabulary, tokenizer or row length, a model of
-            another context, a file that is missing, or a Baseline that diverged.
+        UserError: models or texts are not the job's, do not fit one another, or lack a file; the Baseline diverged.
     """
     _require_names("models", models, job.models)
     _require_names("texts", texts, [text.name for text in job.robustness.texts])
@@ -73,44 +66,31 @@ def score_models(
     if BASELINE in diverged:
         raise UserError(f"the Baseline in {models[BASELINE]} diverged, so nothing can be compared with it")
     coder = open_tokenizer(tokenizer)
-    tried = trials(job, coder, tokens, texts)
-    references: dict[str, Tensor] = {}  # trial -> the Baseline's losses
-    facts, scores, positions = {}, [], {}
-    finished = [name for name in models if name not in diverged]
-    for name in sorted(finished, key=lambda name: name != BASELINE):
-        model = load(models[name], Decoder).float().to(chosen)
-        require_vocabulary(vocabulary_of(model), {"vocab_size": coder.vocab_size}, tokenizer)
-        _require_fit(model, models[name], job)
-        facts[name] = {
-            "label": job.models[name],
-            "parameters": parameter_count(model),
-            "weights_sha256": sha256_of(models[name] / "model.safetensors"),
-        }
-        lengthen(model, job.robustness.lengths[-1])
-        for trial in tried:
-            losses = position_losses(model, trial.rows, batch=batch, device=chosen)
-            reference = references.setdefault(trial.name, losses)
-            for part in trial.parts:
-                found = {"model": name, "trial": trial.name, "part": part.name}
-                beside = None if name == BASELINE else reference
-                scores.append(found | part_scores(losses, beside, trial, part, coder))
-            if trial.name == LONGER:
-                positions[name] = _means(losses.mean(dim=0), job.robustness.position_bin)
+    inputs = odd_inputs(job, coder, tokens, texts)
+    found: dict[str, Any] = {"models": {}, "diverged": diverged, "scores": [], "positions": {}}
+    baseline: dict[str, Tensor] = {}  # odd input -> the Baseline's losses
+    for name in sorted((name for name in models if name not in diverged), key=lambda name: name != BASELINE):
+        model = _open(models[name], job, coder, tokenizer).to(chosen)
+        weights = sha256_of(models[name] / "model.safetensors")
+        facts = {"label": job.models[name], "parameters": parameter_count(model), "weights_sha256": weights}
+        found["models"][name] = facts
+        losses = {odd.name: position_losses(model, odd.rows, batch=batch, device=chosen) for odd in inputs}
+        for odd in inputs:
+            for part in odd.parts:
+                scores = part_scores(losses[odd.name], baseline.get(odd.name), odd, part, coder)
+                found["scores"].append({"model": name, "trial": odd.name, "part": part.name, **scores})
+        baseline = baseline or losses
+        bins = losses[LONGER].mean(dim=0).view(-1, job.robustness.position_bin).mean(dim=1)
+        found["positions"][name] = [_number(value) for value in bins]
+    device_name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else "cpu"
     result = {
         "schema_version": SCHEMA_VERSION,
         "kind": "robustness",
         "job": job.model_dump(mode="json"),
         "vocab_size": coder.vocab_size,
-        "models": facts,
-        "diverged": diverged,
-        "trials": {trial.name: trial.facts() for trial in tried},
-        "scores": scores,
-        "positions": positions,
-        "provenance": provenance(
-            config_hash=digest(canonical_json(job)),
-            device=torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else "cpu",
-            seed=job.seed,
-        ),
+        "trials": {odd.name: odd.facts() for odd in inputs},
+        **found,
+        "provenance": provenance(config_hash=digest(canonical_json(job)), device=device_name, seed=job.seed),
     }
     write_json(out, result)
     return result
@@ -177,21 +157,22 @@ def _largest(model: Decoder) -> Iterator[dict[str, list[float]]]:
             hook.remove()
 
 
-def part_scores(losses: Tensor, reference: Tensor | None, trial: Trial, part: Part, coder: Coder) -> dict[str, Any]:
-    """Statistics of one model's losses (n, T) in one part of a trial, and of its rows against the Baseline's."""
+def part_scores(losses: Tensor, reference: Tensor | None, odd: OddInput, part: Part, coder: Coder) -> dict[str, Any]:
+    """Statistics of one model's losses (n, T) in one part of an odd input, and of its rows against the Baseline's."""
     here = losses[:, part.first : part.last]
     rows = here.mean(dim=1)
     worst = torch.argsort(rows, descending=True, stable=True)[:WORST].tolist()  # NaN first
-    named = [
-        {"row": i, "ce": _number(rows[i]), "text": coder.decode(trial.rows[i, part.first + 1 : part.last + 1].tolist())}
-        for i in worst
-    ]
+    read = odd.rows[:, part.first + 1 : part.last + 1]
     beside = None
     if reference is not None:
-        beside = beside_baseline(
-            rows, reference[:, part.first : part.last].mean(dim=1), guess=math.log(coder.vocab_size)
-        )
-    return {"rows": tail(rows), "tokens": tail(here.flatten()), "beside_baseline": beside, "worst": named}
+        theirs = reference[:, part.first : part.last].mean(dim=1)
+        beside = beside_baseline(rows, theirs, guess=math.log(coder.vocab_size))
+    return {
+        "rows": tail(rows),
+        "tokens": tail(here.flatten()),
+        "beside_baseline": beside,
+        "worst": [{"row": i, "ce": _number(rows[i]), "text": coder.decode(read[i].tolist())} for i in worst],
+    }
 
 
 def tail(values: Tensor) -> dict[str, float | int | None]:
@@ -241,11 +222,6 @@ def _diverged(folder: Path) -> bool:
     return result.is_file() and "diverged" in read_json(result)
 
 
-def _means(by_position: Tensor, width: int) -> list[float | None]:
-    """Means over bins of `width` positions."""
-    return [_number(value) for value in by_position.view(-1, width).mean(dim=1)]
-
-
 def _number(value: Tensor | float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
@@ -259,10 +235,15 @@ def _require_names(what: str, given: Mapping[str, Path], wanted: Iterable[str]) 
         )
 
 
-def _require_fit(model: Decoder, folder: Path, job: RobustnessJob) -> None:
+def _open(folder: Path, job: RobustnessJob, coder: Coder, tokenizer: Path) -> Decoder:
+    """The model of a job, in float32, able to take the longest rows."""
+    model = load(folder, Decoder).float()
+    require_vocabulary(vocabulary_of(model), {"vocab_size": coder.vocab_size}, tokenizer)
     found = (model.config.d_model, model.config.context)
     if found != (job.d_model, job.context):
         raise UserError(
             f"the model in {folder} has d_model {found[0]} and context {found[1]}, and the job says {job.d_model} and"
             f" {job.context}: give the models that it means"
         )
+    lengthen(model, job.robustness.lengths[-1])
+    return model
