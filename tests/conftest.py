@@ -12,8 +12,9 @@ from tapernorm_lab.data.sentencepiece import train_tokenizer
 
 # Files that take longest, longest first: started last, one of them would run on alone beside an idle core.
 LONGEST = [
-    *("workflow/test_slurm.py", "workflow/test_workflow.py", "workflow/test_interruptions.py"),
-    *("project/test_packaging.py", "tapernorm/test_smollm2.py", "tapernorm_lab/experiments/test_pretrain.py"),
+    *("workflow/test_plans.py", "workflow/test_slurm.py", "workflow/test_workflow.py"),
+    *("workflow/test_interruptions.py", "project/test_packaging.py", "tapernorm/test_smollm2.py"),
+    "tapernorm_lab/experiments/test_pretrain.py",
 ]
 
 

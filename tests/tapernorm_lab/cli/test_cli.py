@@ -333,14 +333,6 @@ def test_a_name_that_could_lead_elsewhere_is_refused(verb: str, name: str, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tokens_that_are_not_there(tmp_path: Path, capsys) -> None:
-    said = complaint(capsys, command(make_job(), tmp_path / "absent", tmp_path / "out"))
-    assert "no tokens in" in said
-    assert "tapernorm tokens" in said
-    assert said.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_where_the_run_folder_should_be(tokens: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "out").write_text("mine")
     said = complaint(capsys, command(make_job(), tokens, tmp_path / "out"))
@@ -376,18 +368,6 @@ def test_a_model_is_not_scored_on_tokens_of_another_vocabulary(tokens: Path, tmp
     capsys.readouterr()
     arguments = ["evaluate", "--model", str(tmp_path / "run"), "--tokens", str(other)]
     assert f"vocabulary of {VOCABULARY + 1} and the model one of {VOCABULARY}" in complaint(capsys, arguments)
-
-
-def test_a_model_that_is_not_there(tokens: Path, tmp_path: Path, capsys) -> None:
-    said = complaint(capsys, ["evaluate", "--model", str(tmp_path), "--tokens", str(tokens)])
-    assert "holds no config.json" in said
-
-
-@pytest.mark.parametrize("batch", ["0", "-2"])
-def test_a_batch_must_be_positive(batch: str, capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["evaluate", "--model", "m", "--tokens", "t", "--batch", batch])
-    assert "is not a positive number" in capsys.readouterr().err
 
 
 def raising(error: BaseException):
@@ -499,16 +479,6 @@ def test_generate_flushes_each_piece_before_the_next_is_computed(writer: Path, m
     assert len(pieces) > 2
 
 
-def test_generate_samples_by_its_seed(writer: Path, capsys) -> None:
-    def text(*options: str) -> str:
-        assert main([*GENERATE, str(writer), "--prompt", "fox", "--new-tokens", "9", *options]) == 0
-        return capsys.readouterr().out
-
-    hot = ("--temperature", "9")
-    assert text(*hot, "--seed", "4") == text(*hot, "--seed", "4") != text(*hot, "--seed", "5")
-    assert text() == text("--temperature", "0.8", "--seed", "0")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -520,20 +490,6 @@ def test_generate_samples_by_its_seed(writer: Path, capsys) -> None:
 )
 def test_generate_refuses_before_it_shows_anything(writer: Path, capsys, options: list[str], said: str) -> None:
     assert said in complaint(capsys, [*GENERATE, str(writer), "--prompt", "dog", *options])
-
-
-def test_generate_from_what_is_no_checkpoint(tmp_path: Path, capsys) -> None:
-    said = complaint(capsys, [*GENERATE, str(tmp_path), "--prompt", "dog"])
-    assert "no tokenizer belongs to" in said
-    writing.make_tokenizer(tmp_path)
-    assert "holds no config.json" in complaint(capsys, [*GENERATE, str(tmp_path), "--prompt", "dog"])
-
-
-@pytest.mark.parametrize("option", ["--new-tokens", "--top-k"])
-def test_generate_wants_positive_counts(option: str, capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["generate", "--checkpoint", "c", "--prompt", "p", option, "0"])
-    assert "is not a positive number" in capsys.readouterr().err
 
 
 # --- bench ---

@@ -208,9 +208,7 @@ def test_a_verb_of_text_replaces_its_own_output_of_the_same_job_alone(made: Path
 PUBLISHED = ROOT / "results/published/demo"
 REPORTS = {  # a call that writes files into a folder of its own choice, and one of these files
     "table": (["table", "table1", "--results", str(PUBLISHED)], "table1.md"),
-    "table of settings": (["table", "table4"], "table4.csv"),
     "figure": (["figure", "figure2", "--results", str(PUBLISHED)], "figure2.csv"),
-    "claims": (["table", "claims", "--results", str(PUBLISHED)], "claims.csv"),
 }
 
 
