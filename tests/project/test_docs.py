@@ -21,7 +21,8 @@ def test_contributing_walks_through_four_changes_and_names_what_each_touches():
         files = [ROOT / mark for mark in marked if "/" in mark]
         assert len(files) > 2
         assert not [str(file) for file in files if not file.exists()]
-        code = "".join(file.read_text(encoding="utf-8") for file in files if file.suffix == ".py")
+        modules = [path for file in files for path in (file.glob("*.py") if file.is_dir() else [file])]
+        code = "".join(path.read_text(encoding="utf-8") for path in modules if path.suffix == ".py")
         names = [mark.split(".")[0] for mark in marked if re.fullmatch(r"[A-Za-z_.]+", mark)]
         assert names
         assert not [name for name in names if not re.search(rf"\b{name}\b", code)]

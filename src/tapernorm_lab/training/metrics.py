@@ -144,6 +144,6 @@ def _event_writer(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError(
-            "hardware.tensorboard is on and tensorboard is not installed: pip install 'tapernorm[tensorboard]'"
+            "hardware.tensorboard is on and tensorboard is not installed: pip install '.[tensorboard]' in the checkout"
         ) from None
     return SummaryWriter(str(folder), purge_step=step)

@@ -193,5 +193,5 @@ def test_without_the_harness_its_extra_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval" or name.endswith("interop._harness")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(UserError, match=r"lm_eval is not installed: pip install 'tapernorm\[lm_eval\]'"):
+    with pytest.raises(UserError, match=r"lm_eval is not installed: pip install '\.\[lm_eval\]'"):
         interop.lm_eval(folded("llama"), tokenizer(bos=True))

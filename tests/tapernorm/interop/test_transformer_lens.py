@@ -343,7 +343,7 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformer_lens", None)
     for name in [name for name in sys.modules if name.startswith("transformer_lens.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError, match=r"transformer_lens is not installed: pip install 'tapernorm\[interp\]'"):
+    with pytest.raises(UserError, match=r"transformer_lens is not installed: pip install '\.\[interp\]'"):
         interop.transformer_lens(tiny("gpt2"))
 
 
