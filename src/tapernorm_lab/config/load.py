@@ -8,10 +8,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from tapernorm.util.errors import UserError
@@ -38,8 +38,10 @@ def read_yaml(text: str) -> Any:
         YamlError: the text is no YAML, gives a key twice, or holds a number in octal or base 60, a date, or aliases
             that hold themselves or grow without bound.
     """
+    import yaml
+
     try:
-        return _unshared(_Loader(text).get_single_data(), itertools.count())
+        return _unshared(_loader()(text).get_single_data(), itertools.count())
     except yaml.MarkedYAMLError as error:
         said = ", ".join(part for part in (error.context, error.problem) if part)
         raise _fault(error.problem_mark or error.context_mark, said) from None
@@ -53,30 +55,38 @@ def read_yaml(text: str) -> Any:
         raise YamlError("it holds an integer of too many digits, or a tag that does not fit its value") from None
 
 
-class _Loader(yaml.SafeLoader):
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        node = super().compose_scalar_node(anchor)
-        kind, text = node.tag.rpartition(":")[2], node.value
-        if node.style is None:  # not quoted
-            if kind == "int" and _OCTAL.fullmatch(text):
-                raise _fault(node.start_mark, f"YAML reads {text} as octal, {int(text, 8)}: write the number you mean")
-            if kind in ("int", "float") and ":" in text:
-                raise _fault(
-                    node.start_mark, f"YAML reads {text} as a number in base 60: quote it, or write the number"
-                )
-            if kind == "timestamp":
-                raise _fault(node.start_mark, f"YAML reads {text} as a date: quote it")
-        return node
+@cache
+def _loader() -> Any:
+    """The class that reads YAML; PyYAML is loaded with the first text, for the help of the command line needs none."""
+    import yaml
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[tuple[str, str], int] = {}
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if (earlier := lines.get((key.tag, key.value))) is not None:
-                said = f"the key {key.value!r} stands in line {earlier + 1} already: leave one"
-                raise _fault(key.start_mark, said)
-            lines[key.tag, key.value] = key.start_mark.line
-        return node
+    class Loader(yaml.SafeLoader):
+        def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+            node = super().compose_scalar_node(anchor)
+            kind, text = node.tag.rpartition(":")[2], node.value
+            if node.style is None:  # not quoted
+                if kind == "int" and _OCTAL.fullmatch(text):
+                    said = f"YAML reads {text} as octal, {int(text, 8)}: write the number you mean"
+                    raise _fault(node.start_mark, said)
+                if kind in ("int", "float") and ":" in text:
+                    raise _fault(
+                        node.start_mark, f"YAML reads {text} as a number in base 60: quote it, or write the number"
+                    )
+                if kind == "timestamp":
+                    raise _fault(node.start_mark, f"YAML reads {text} as a date: quote it")
+            return node
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            lines: dict[tuple[str, str], int] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if (earlier := lines.get((key.tag, key.value))) is not None:
+                    said = f"the key {key.value!r} stands in line {earlier + 1} already: leave one"
+                    raise _fault(key.start_mark, said)
+                lines[key.tag, key.value] = key.start_mark.line
+            return node
+
+    return Loader
 
 
 def _fault(mark: Any, said: str) -> YamlError:

@@ -60,8 +60,11 @@ def test_a_config_has_what_it_asks_for():
     ]
 
 
-def test_naming_them_imports_nothing_heavy():
-    heavy = ("numpy", "pandas", "scipy", "matplotlib", "torch")
-    code = f"import sys, tapernorm_lab.report.catalogue; print([name for name in {heavy} if name in sys.modules])"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("catalogue", ["numpy", "pandas", "scipy", "matplotlib", "torch"]), ("makers", ["torch"])],
+)
+def test_naming_them_imports_nothing_heavy_and_making_them_no_torch(module, heavy):
+    code = f"import sys, tapernorm_lab.report.{module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,8 +1,6 @@
 """From result folders to tidy frames and back from CSV."""
 
 import json
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -192,13 +190,3 @@ def test_damaged_rows_are_named(run, tmp_path, damage, name):
     assert str(path) in str(raised.value)
     assert "make it with `tapernorm rows training`" in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_reports_do_not_import_torch():
-    modules = ", ".join(
-        f"tapernorm_lab.report.{name}"
-        for name in ("frames.pretraining", "tables.table1_pretraining", "figures.pretraining")
-    )
-    code = f"import sys, {modules}; print('torch' in sys.modules, 'pandas' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False True"
