@@ -146,6 +146,8 @@ def measured_tokens_per_s(results: Path) -> dict[int, float]:
         with open(results, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 found.setdefault(int(row["d_model"]), []).append(float(row["tokens_per_s"]))
+        if not found:
+            raise ValueError("it has no row")
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         raise UserError(f"{results} is no results.csv ({error!r}): make it with `tapernorm rows`") from None
     return {d_model: median(speeds) for d_model, speeds in found.items()}
