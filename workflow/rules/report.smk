@@ -75,7 +75,7 @@ rule claims:
     input:
         [f"{RESULTS}/{file}" for file in PRODUCTS["claims"].needs],
     output:
-        multiext(f"{RESULTS}/claims", ".csv", ".md"),
+        multiext(f"{RESULTS}/claims", ".csv", ".md", ".tex"),
         report(f"{RESULTS}/claims.html", caption="../report/claims.rst", category="Claims"),
     log:
         f"{LOGS}/claims.log",

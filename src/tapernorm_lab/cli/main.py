@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -38,11 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         began = time.monotonic()
         with stoppable(), settings_named(getattr(arguments, "option_names", {})):
             code = arguments.verb(arguments) or 0
+            sys.stdout.flush()
         _tell(arguments, time.monotonic() - began)
         return code
     except UserError as error:
         print(f"tapernorm: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever reads has read enough, as `head` has; Python would flush once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in _REASONS:
             raise

@@ -143,7 +143,7 @@ class Product:
         """Of the files that are published of it."""
         if self.is_figure:
             return ("csv", "md", "pdf", "png", "tex")
-        return ("csv", "md") if self.name == CLAIMS else ("csv", "md", "tex")
+        return ("csv", "md", "tex")
 
     @property
     def files(self) -> list[tuple[str, str]]:

@@ -25,6 +25,10 @@ class Column:
     timed: Literal["", "speed", "ratio"] = ""  # a speed, or a ratio of two: measured anew, they differ
 
 
+PAGE_ROWS = 45  # of a LaTeX float: more would not stand on a page beside caption and notes
+PARAGRAPH = 60  # characters of a cell from which on LaTeX breaks it into lines
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells for readers and the numbers behind them. All text is plain Unicode; the writers escape it."""
@@ -101,31 +105,66 @@ def _code_span(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table*` float for booktabs and graphicx, shrunk where it is wider than the page, notes beneath."""
-    align = "".join(column.align for column in table.columns)
-    body = [_latex_row(table.columns, row) for row in table.rows]
-    if table.published:
-        body += ["\\midrule", *(_latex_row(table.columns, row) for row in table.published)]
+    """`table*` floats for booktabs and graphicx, one for each page of rows, the notes beneath the last.
+
+    A float is shrunk where it is wider than the page. A rule stands between groups, whose first cells are left blank
+    after the first row.
+    """
+    pages = _pages(table.rows)
+    lines = ["% Needs \\usepackage{booktabs,graphicx}"]
+    for number, page in enumerate(pages, start=1):
+        last = number == len(pages)
+        part = f" (part {number} of {len(pages)})" if len(pages) > 1 else ""
+        lines += _latex_float(table, page, part, label=number == 1, foot=last)
+    return "\n".join(lines) + "\n"
+
+
+def _pages(rows: Sequence[Sequence[str]]) -> list[list[list[Sequence[str]]]]:
+    """The rows, in groups, of each float: a group begins where a first cell is not blank, in tables that blank them."""
+    grouped = any(row[0] == "" for row in rows)
+    groups: list[list[Sequence[str]]] = []
+    for row in rows:
+        if groups and (row[0] == "" or not grouped):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    pages: list[list[list[Sequence[str]]]] = [[]]
+    for whole in groups:
+        for group in (whole[start : start + PAGE_ROWS] for start in range(0, len(whole), PAGE_ROWS)):
+            if sum(map(len, pages[-1])) + len(group) > PAGE_ROWS:
+                pages.append([])
+            pages[-1].append(group)
+    return pages
+
+
+def _latex_float(table: Table, groups: list[list[Sequence[str]]], part: str, *, label: bool, foot: bool) -> list[str]:
+    columns = table.columns
+    shown = [row for group in groups for row in group]
+    align = "".join(_latex_align(column, [row[i] for row in shown]) for i, column in enumerate(columns))
+    bodies = [*groups, table.published] if foot and table.published else groups
+    body = [line for group in bodies for line in ("\\midrule", *(_latex_row(columns, row) for row in group))]
     lines = [
-        "% Needs \\usepackage{booktabs,graphicx}",
         "\\begin{table*}[t]",
         "\\centering\\small\\setlength{\\tabcolsep}{4pt}",
-        f"\\caption{{{latex_text(table.caption)}}}\\label{{tab:{table.name}}}",
+        f"\\caption{{{latex_text(table.caption + part)}}}" + (f"\\label{{tab:{table.name}}}" if label else ""),
         "\\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%",
         f"\\begin{{tabular}}{{@{{}}{align}@{{}}}}",
         "\\toprule",
-        *_latex_groups(table.columns),
-        _latex_line([column.header for column in table.columns]),
-        "\\midrule",
+        *_latex_groups(columns),
+        _latex_line([column.header for column in columns]),
         *body,
         "\\bottomrule",
         "\\end{tabular}}",
-        "\\par\\smallskip\\begin{minipage}{\\linewidth}\\footnotesize",
-        *(f"{latex_text(note)}\\par" for note in table.notes),
-        "\\end{minipage}",
-        "\\end{table*}",
     ]
-    return "\n".join(lines) + "\n"
+    if foot:
+        notes = [f"{latex_text(note)}\\par" for note in table.notes]
+        lines += ["\\par\\smallskip\\begin{minipage}{\\linewidth}\\footnotesize", *notes, "\\end{minipage}"]
+    return [*lines, "\\end{table*}"]
+
+
+def _latex_align(column: Column, cells: Sequence[str]) -> str:
+    """Sentences are set in a paragraph, all else in one line."""
+    return "p{5cm}" if column.align == "l" and max(map(len, cells), default=0) > PARAGRAPH else column.align
 
 
 def _latex_groups(columns: Sequence[Column]) -> list[str]:

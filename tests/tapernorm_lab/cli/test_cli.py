@@ -561,3 +561,14 @@ def test_bench_refuses_what_it_cannot_compare(tokens: Path, tapered: Path, tmp_p
     assert main([*folded, "--device", "cpu"]) == 0
     capsys.readouterr()
     assert "holds no result.json: give the run folder of a tapered model" in said(tmp_path / "folded" / "fused")
+
+
+def test_a_reader_that_has_read_enough_leaves_no_traceback():
+    words = [sys.executable, "-c", "from tapernorm_lab.cli.main import main; raise SystemExit(main())", "plan"]
+    read, write = os.pipe()
+    os.close(read)  # before a word is written
+    done = subprocess.run(
+        [*words, "--config", str(ROOT / "config/test.yaml")], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

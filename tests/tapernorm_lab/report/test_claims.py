@@ -270,7 +270,8 @@ def test_the_verb_judges_the_rows_of_a_run_and_refuses_those_of_another(tmp_path
     arguments = ["--results", str(tmp_path), "--out", str(tmp_path / "out")]
     synthetic_bench.write(synthetic_bench.decode(), tmp_path / "bench/decode.json")
     assert main(["table", "claims", "--config", str(ROOT / "config/test.yaml"), *arguments]) == 0
-    assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {"claims.csv", "claims.md", "claims.html"}
+    names = {path.name for path in (tmp_path / "out").glob("[!.]*")}
+    assert names == {"claims.csv", "claims.md", "claims.tex", "claims.html"}
     with open(tmp_path / "out/claims.csv", encoding="utf-8", newline="") as file:
         written = {row["name"]: row for row in csv.DictReader(file)}
     verdicts = {name: row["verdict"] for name, row in written.items()}

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pandas as pd
 
@@ -56,4 +57,23 @@ def test_latex_is_balanced_escaped_and_every_row_has_every_column():
     rows = [line for line in text.splitlines() if line.endswith(r" \\")]
     spans = [sum(int(n) - 1 for n in re.findall(r"multicolumn{(\d)}", row)) for row in rows]
     assert [len(re.findall(r"(?<!\\)&", row)) + span for row, span in zip(rows, spans, strict=True)] == [3] * 6
-    assert text.count("\\midrule") == 2  # others' numbers are set apart
+    assert text.count("\\midrule") == 3  # under the header, between the groups, and before others' numbers
+
+
+def test_a_table_taller_than_a_page_becomes_floats_cut_between_groups():
+    rows = [[size if line == 0 else "", f"{size} {line}", "1", ""] for size in "abc" for line in range(20)]
+    text = table.latex(replace(TABLE, rows=rows))
+    floats = text.split("\\begin{table*}")[1:]
+    assert [len(re.findall(r"^[abc]? & [abc] \d+ ", page, flags=re.MULTILINE)) for page in floats] == [40, 20]
+    assert [page.count("second\\par") for page in floats] == [0, 1]  # notes beneath the last
+    assert [page.count("theirs") for page in floats] == [0, 1]
+    assert text.count("\\label{") == 1
+    alone = [["x", f"{line}", "1", ""] for line in range(100)]  # no groups to cut between
+    pages = table.latex(replace(TABLE, rows=alone)).split("\\begin{table*}")[1:]
+    assert max(len(re.findall(r"^x & ", page, flags=re.MULTILINE)) for page in pages) == table.PAGE_ROWS
+
+
+def test_latex_sets_sentences_in_paragraphs():
+    said = [["1M", "a sentence of more than sixty characters, which would make its line wider than a page", "1", ""]]
+    columns = [replace(column, align="l") if i == 1 else column for i, column in enumerate(COLUMNS)]
+    assert "{@{}" + "lp{5cm}r" in table.latex(replace(TABLE, columns=columns, rows=said))
