@@ -8,6 +8,7 @@ from places import ROOT
 from prose import sentences, words
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*/README.md"))]
+GENERATED = sorted(path for of in ("results", "figures") for path in (ROOT / of / "published").rglob("*.md"))
 LONGEST = 25  # words of a sentence
 
 CHANGES = ("A new architecture", "A new variant", "A new table", "A new corpus")
@@ -56,7 +57,7 @@ def test_loops_for_loaded_models_put_them_into_training_mode(page):
     assert "model.train()" in text[start:observed]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", [*PAGES, *GENERATED], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_no_sentence_is_longer_than_25_words(page):
     found = sentences(page.read_text(encoding="utf-8"))
     assert [sentence for sentence in found if words(sentence) > LONGEST] == []

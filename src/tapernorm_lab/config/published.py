@@ -91,9 +91,7 @@ TABLE3 = {  # size -> method
         "fakeln": MeanLoss(2.5052, 130.2197, 2.3992, steps=800),
     },
 }
-TABLE3_REMARK = (
-    "xl FakeLN's 130.22 on The Pile comes from 3 rows of 10,000, its median per token is 1.0937 there"  # of the source
-)
+TABLE3_REMARK = "FakeLN's 130.22 of xl on The Pile comes from 3 rows of 10,000. Its median per token is 1.0937 there"
 
 # What the claims of sections 5.1 and 5.2 are about: whatever else was trained or timed does not test them.
 TABLE1_TEXT = "tinystories"

@@ -51,9 +51,9 @@ _DYNAMICS = [
         "No radial gradient",
         "Prop. 4.1",
         "a final norm removes the gradient's component along the pre-logit stream; without it there is one",
-        "mean over validation tokens of |<grad_h CE, h>|/(||grad_h CE|| ||h||) of the trained model, in float64; of the"
-        f" variants with a final norm the largest, at most {RADIAL_WITH:g} (eps leaves it above zero), of those without"
-        f" the smallest, at least {RADIAL_WITHOUT:g}; n: seeds",
+        "mean over validation tokens of |<grad_h CE, h>|/(||grad_h CE|| ||h||) of the trained model, in float64. With a"
+        f" final norm the largest of the variants must be at most {RADIAL_WITH:g} (eps leaves it above zero). Without"
+        f" one the smallest must be at least {RADIAL_WITHOUT:g}. n counts seeds",
         evidence.radial_shares,
         digits=".1e",
     ),
@@ -61,8 +61,8 @@ _DYNAMICS = [
         "Logits grow",
         "Prop. 4.2, Figure 1(b)",
         "with neither final norm nor scale loss, the logits outgrow those of the models that have one",
-        "logit RMS of All-Taper over that of each other variant, geometric means over the last tenth of the logged"
-        " steps; above 1; n: paired seeds",
+        "logit RMS of All-Taper over that of each other variant. Both are geometric means over the last tenth of the"
+        " logged steps. The ratio must be above 1. n counts paired seeds",
         evidence.at_the_end(
             "logit_rms", evidence.growth_of_logits, "no width ran All-Taper with what it is compared with"
         ),
@@ -72,7 +72,8 @@ _DYNAMICS = [
         "Figure 2, section 5.1",
         "gradient norms cluster by whether the final norm is there",
         "distance of All-Taper's log gradient norm from the mean of the three variants with a final norm, less the"
-        " range of these; of means over the last tenth of the logged steps; above 0; n: seeds",
+        " range of these. All are means over the last tenth of the logged steps. The difference must be above 0. n"
+        " counts seeds",
         evidence.at_the_end(
             "grad_norm", evidence.clustering, "no width ran Baseline, both Internal-Taper and All-Taper"
         ),
@@ -81,8 +82,9 @@ _DYNAMICS = [
         "The scale loss restores gradients",
         "Prop. 4.3, Figure 2",
         "the fixed-target loss brings the gradient norms back to those of the models with a final norm",
-        "half the distance of All-Taper's log gradient norm from the mean of the variants with a final norm, less that"
-        " of All-Taper (+aux); over the last tenth of the logged steps; above 0; n: seeds",
+        "half of All-Taper's distance less All-Taper (+aux)'s. A distance is that of the log gradient norm from the"
+        " mean of the variants with a final norm. All are over the last tenth of the logged steps. The difference must"
+        " be above 0. n counts seeds",
         evidence.at_the_end(
             "grad_norm", evidence.restoring, "no width ran All-Taper with and without the loss, and a normed variant"
         ),
@@ -91,8 +93,8 @@ _DYNAMICS = [
         "Folding changes nothing",
         "folding, section 5.2",
         "at g = 0 the norms fold into the linear maps and the model stays the same function",
-        f"|change of the mean validation loss| in nats/token, the largest over n models; at most {FOLD_TOLERANCE:g},"
-        " far above float32 rounding",
+        "|change of the mean validation loss| in nats/token, the largest over n models. It must be at most"
+        f" {FOLD_TOLERANCE:g}, far above float32 rounding",
         evidence.folding,
         digits=".1e",
     ),
@@ -104,7 +106,7 @@ _SPEEDS = [
             f"Decoding speed, {arm}",
             "Table 2, section 5.2",
             f"with a key-value cache it decodes {theirs.low:.2f}–{theirs.high:.2f} times as fast as Baseline",
-            "tokens/s over Baseline's with the several-op norm, eager, per batch and prompt; n: rounds",
+            "tokens/s over Baseline's with the several-op norm, eager, per batch and prompt. n counts rounds",
             evidence.speed("decode", "decode", arm, theirs.low, theirs.high),
             digits=".3f",
         )
@@ -114,7 +116,7 @@ _SPEEDS = [
         "Last-token speed, fused",
         "Table 2 of version 1",
         "a forward pass without a cache is 1.13–1.22 times as fast",
-        "as for decoding, of one forward pass over the prompt; published second-hand; n: rounds",
+        "as for decoding, of one forward pass over the prompt. The published ratios are second-hand. n counts rounds",
         evidence.speed("last_token", "forward", "fused", _V1[0], _V1[-1]),
         digits=".3f",
     ),
@@ -124,8 +126,8 @@ _GPT2 = [
         f"GPT-2 loss of {label} (+aux)",
         "Table 3, section 5.3",
         "fine-tuned, its loss exceeds Vanilla's by no more than FakeLN's does",
-        "gap % to Vanilla, per size and corpus; at most the largest that FakeLN was published with there, over the four"
-        " sizes; n: paired seeds",
+        "gap % to Vanilla, per size and corpus. It must be at most the largest that FakeLN was published with there,"
+        " over the four sizes. n counts paired seeds",
         evidence.gpt2_gaps(method),
     )
     for method, label in (("internal_aux", "Internal-TaperLN"), ("all_aux", "All-TaperLN"))
@@ -151,11 +153,12 @@ def claims_table(found: Mapping[str, Any], job: ClaimsJob) -> Table:
         ],
         notes=[
             RULE,
-            "In brackets: 95 % t intervals over paired seeds; of decoding, 95 % bootstrap intervals over rounds."
-            " Folding is judged by the model that it moved most.",
+            "In brackets: 95 % t intervals over paired seeds. Those of decoding are 95 % bootstrap intervals over"
+            " rounds. Folding is judged by the model that it moved most.",
             *(f"{claim.name}: {claim.quantity}." for claim in CLAIMS),
-            f"Statements are ours, of what {published.TABLE1_SHORT} (arXiv 2602.10408v2) say. Those about any"
-            " model, Prop. 4.1 and folding, are judged at any scale, for that scale alone; the others at theirs only.",
+            f"Statements are ours, of what {published.TABLE1_SHORT} (arXiv 2602.10408v2) say. Prop. 4.1 and folding are"
+            " about any model: they are judged at any scale, for that scale alone. The others are judged at"
+            " theirs only.",
         ],
     )
     return spec.table([{key: row[key] for key in row if key != "estimates"} for row in rows], job)

@@ -18,8 +18,9 @@ class Verdict(StrEnum):
 
 RULE = (
     "Reproduced: every estimate's whole interval lies within the bounds of the claim. Not reproduced: some interval"
-    " lies wholly outside. Not testable at this scale: anything else: nothing measured, a single run, an interval that"
-    " crosses a bound, or a setting that the claim is not about, whatever the numbers say."
+    " lies wholly outside. Not testable at this scale: anything else. That is nothing measured, a single run, or an"
+    " interval that crosses a bound. A setting that the claim is not about is not testable either, whatever the numbers"
+    " say."
 )
 
 

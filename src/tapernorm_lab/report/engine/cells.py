@@ -88,3 +88,9 @@ def percentage(count: int, of: int) -> str:
     if count in (0, of):
         return f"{100 * (count == of)} %"
     return f"{min(max(100 * count / of, 0.1), 99.9):.1f} %"
+
+
+def in_sentences(chain: str) -> str:
+    """A chain of facts parted by semicolons, such as the origin of a text, as a sentence each."""
+    first, *others = (fact.strip() for fact in chain.split(";"))
+    return " ".join([f"{first}.", *(f"{fact[:1].upper()}{fact[1:]}." for fact in others)])

@@ -85,9 +85,9 @@ def _draw(axes: Axes, cell: pd.DataFrame, *, labels: dict[str, str]) -> None:
 
 def _caption(frame: pd.DataFrame, bench: Bench, job: ReportJob) -> Iterator[str]:
     yield "Decoding speed relative to Baseline."
-    yield f"Run {job.run}: {setting(bench, bench.where(phase='decode'))}"
+    yield f"Run {job.run}. {setting(bench, bench.where(phase='decode'))}"
     several = max(frame["n"]) > 1
-    yield "Points: median of the ratio paired by round" + ("; bars: its 95 % bootstrap interval." if several else ".")
+    yield "Points: median of the ratio paired by round." + (" Bars: its 95 % bootstrap interval." if several else "")
     theirs = f"ranges published by {published.TABLE2_SHORT} on {published.TABLE2_SETTING}"
     if bands.has(frame, "published_low"):
         yield f"Bands: the {theirs}, where the mode and Baseline's norm are theirs."

@@ -18,15 +18,15 @@ from ..table import ABSENT, Table
 
 _SPEED_MODES = ("eager", "compile")
 _LEFT = (
-    "left to run: norms, and functions that stand in their places, in one forward pass of the model in the form it is"
-    " used in (a tapered one folded). kernels: all operations of that pass but views, in eager mode; SiLU and attention"
+    "left to run: norms, and functions that stand in their places, in one forward pass. The model has the form it is"
+    " used in (a tapered one folded). kernels: all operations of that pass but views, in eager mode. SiLU and attention"
     " are one each."
 )
 _ACTIVATION = (
     "largest activation: absolute value in the residual stream on 16 windows of validation text, over all seeds. loss"
-    " on: mean cross-entropy in nats/token ± standard deviation over n seeds, on those windows; on windows four times"
-    " the context, positions past it; on rows of one token repeated; on random ids, where no model can do better than"
-    " the entropy of the vocabulary."
+    " on: mean cross-entropy in nats/token ± standard deviation over n seeds. text: those windows. past context:"
+    " windows four times the context, positions past it. one token: rows of one token repeated. random ids: no model"
+    " can do better than the entropy of the vocabulary."
 )
 
 
@@ -138,8 +138,8 @@ def _speed_note(records: Sequence[Row], bench: Bench) -> Iterator[str]:
     timed, facts = next((record for record in records if "speed_batch" in record), None), bench.facts
     if timed is not None:
         yield (
-            "decoding speed: relative to Baseline with F.rms_norm, of the benchmark's arm that leaves the same to run,"
-            f" batch {timed['speed_batch']}, prompt {timed['speed_prompt']}, {facts['new_tokens']} new tokens,"
-            f" {timed['speed_n']} rounds; in brackets the 95 % bootstrap interval. {facts['device']},"
-            f" {facts['dtype']}, {facts['threads']} threads."
+            "decoding speed: relative to Baseline with F.rms_norm, of the benchmark's arm that leaves the same to run."
+            f" It is of batch {timed['speed_batch']}, prompt {timed['speed_prompt']}, {facts['new_tokens']} new tokens"
+            f" and {timed['speed_n']} rounds, on {facts['device']}, {facts['dtype']}, {facts['threads']} threads. In"
+            " brackets: the 95 % bootstrap interval."
         )

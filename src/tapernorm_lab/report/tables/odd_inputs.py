@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...config.odd_inputs import BASELINE, HELD_OUT, LONGER, TIMES, OddInputsReportJob
-from ..engine.cells import NOT_FINITE, Cell, interval, number, share, text, where
+from ..engine.cells import NOT_FINITE, Cell, in_sentences, interval, number, share, text, where
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.odd_inputs import RobustnessRows
@@ -18,14 +18,14 @@ from ..table import Table
 _PLACE = ("d_model", "trial", "part")
 SHOWN = ("internal_aux", "all_aux")  # in print, as in Table 1; the CSV and Table S3x hold every model
 _RATIO_NOTE = (
-    "× Baseline: ratio of the losses of one seed, geometric mean over paired seeds, in brackets the 95 % t interval of"
+    "× Baseline: ratio of the losses of one seed, geometric mean over paired seeds. In brackets: the 95 % t interval of"
     " its logarithm."
 )
 _BLOWN_NOTE = (
-    f"blown up: rows, of all seeds, whose loss is above {TIMES:g} times the Baseline's on the same row and above that"
-    " of a uniform guess, or not finite where the Baseline's is."
+    f"blown up: rows, of all seeds, whose loss is above {TIMES:g} times the Baseline's on the same row. It must also be"
+    " above that of a uniform guess. A loss that is not finite where the Baseline's is counts too."
 )
-_TAILS = "Medians and p99.9 are averaged over n seeds; of fewer than 1,000 rows, p99.9 lies between the two worst."
+_TAILS = "Medians and p99.9 are averaged over n seeds. Of fewer than 1,000 rows, p99.9 lies between the two worst."
 
 
 def table_s3(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
@@ -63,7 +63,7 @@ def table_s3(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
             ),
         ],
         notes=[
-            "loss: mean over rows and n seeds of the cross-entropy, nats/token, tapered models folded; worst row: the"
+            "loss: mean over rows and n seeds of the cross-entropy, nats/token, tapered models folded. worst row: the"
             " largest mean loss of a row, of all seeds."
         ],
     )
@@ -96,11 +96,11 @@ def table_s3x(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
             Shown("it reads", text("worst_text"), "worst row", align="l", code=True),
         ],
         notes=[
-            f"Over rows: of each row's mean loss; over tokens: of each target's. {_TAILS} Maxima and counts are of all"
+            f"Over rows: of each row's mean loss. Over tokens: of each target's. {_TAILS} Maxima and counts are of all"
             " seeds. The CSV holds every width.",
-            "Over Baseline, same row: how far a row's loss lies above that of the Baseline of its seed; blown up: as in"
-            " Table S3. Not finite: rows. The worst row is that of the seed whose worst row is worst, its text that of"
-            " the positions scored.",
+            "Over Baseline, same row: how far a row's loss lies above that of the Baseline of its seed. Blown up: as in"
+            " Table S3. Not finite: rows. The worst row is that of the seed whose worst row is worst. Its text is that"
+            " of the positions scored.",
         ],
     )
     return spec.table(found, job, runs=rows.scores.to_dict("records"))
@@ -126,7 +126,7 @@ def table_of_arms(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
             Shown("not finite", text("rows_nonfinite")),
         ],
         notes=[
-            "mean: over rows and n seeds of the cross-entropy, nats/token, at g = 0 where tapered; median, p99.9 and"
+            "mean: over rows and n seeds of the cross-entropy, nats/token, at g = 0 where tapered. Median, p99.9 and"
             f" worst row: of the rows' mean losses. {_TAILS} The worst row is of all seeds."
         ],
     )
@@ -183,14 +183,14 @@ def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> 
     added: dict[str, list[str]] = {}
     for row in found:
         if row["d_model"] == widest and row["model"] in (BASELINE, *shown) and not math.isnan(row["added"]):
-            added.setdefault(row["trial_label"], []).append(f"{row['label']} {_ADDED(row)}")
+            added.setdefault(row["trial_label"], []).append(f"{row['label']}: {_ADDED(row).strip()}.")
     for trial, models in added.items():
-        yield f"{trial}, d {widest}: repeats add to the loss of the text behind them, nats: {', '.join(models)}."
+        yield f"{trial}, d {widest}: repeats add nats to the loss of the text behind them. {' '.join(models)}"
     for trial in rows.trials.drop_duplicates("trial").to_dict("records"):
         if trial["trial"] not in (HELD_OUT, LONGER):
-            yield f"{trial['label']}: {trial['origin']}."
+            yield f"{trial['label']}: {in_sentences(trial['origin'])}"
     context = rows.trials["context"].iloc[0]
-    yield f"Rows have {context} tokens, as in training; positions from {context} on are of longer rows."
+    yield f"Rows have {context} tokens, as in training. Positions from {context} on are of longer rows."
 
 
 def _diverged(found: Sequence[Row], job: OddInputsReportJob) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tapernorm.util.module_names import of_blocks
 
-from ..engine.cells import NOT_FINITE, Cell, number, text, where
+from ..engine.cells import NOT_FINITE, Cell, in_sentences, number, text, where
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
 from ..frames import token_scales as spread_rows
@@ -34,7 +34,7 @@ SCORES = TableSpec(
         Shown("p99.9", _loss("token_p99_9", 2), "over tokens"),
     ],
     notes=[
-        "trimmed: without the 2.5 % of rows at either end; worst: the largest mean loss of a row. Each run is of one"
+        "trimmed: without the 2.5 % of rows at either end. worst: the largest mean loss of a row. Each run is of one"
         " seed."
     ],
 )
@@ -62,8 +62,8 @@ def norms_table(rows: OwnRows, label: str) -> Table:
             *(column for form in spread_rows.FORMS for column in _of_form(form)),
         ],
         notes=[
-            f"{first['rows']} held-out rows of {first['context']} tokens; {first['text']}. 1/c: the scale that stands"
-            " for every token's where the norm is gone. position 0: median over rows.",
+            f"{first['rows']} held-out rows of {first['context']} tokens. Source: {in_sentences(first['text'])} 1/c:"
+            " the scale that stands for every token's where the norm is gone. position 0: median over rows.",
             _run_note(label, rows),
         ],
     )
@@ -93,17 +93,17 @@ def _run_note(label: str, rows: OwnRows) -> str:
     facts = rows.runs[label]
     base, told, window = facts["base"], facts["provenance"], facts["taper"]
     settings = [
-        f"{facts['steps']} steps of {facts['batch']} rows of {facts['context']} tokens",
-        f"peak learning rate {facts['lr']:g}",
-        f"scale loss {facts['aux_weight']:g}",
-        *([f"level loss {facts['level_weight']:g}"] if facts["level_weight"] else []),
-        f"gate {window['start']}–{window['end']}" if window else "a control",
-        f"{facts['precision']}",
-        f"seed {facts['seed']}",
+        f"The peak learning rate is {facts['lr']:g}, the weight of the scale loss {facts['aux_weight']:g}",
+        *([f"The weight of the level loss is {facts['level_weight']:g}"] if facts["level_weight"] else []),
+        f"The gate falls over steps {window['start']}–{window['end']}" if window else "The run is a control",
+        f"Precision is {facts['precision']}, the seed {facts['seed']}",
     ]
     gone = ", ".join(of_blocks(facts["norms"])) or "no norm"
     return (
-        f"{label}: base {base['name']} (digest {base['digest']}); gone {gone};"
-        f" {base['data']}; {', '.join(settings)}; {facts['train_time_s'] / 60:.1f} min of training on {told['device']};"
-        f" code {told['commit']}, PyTorch {told['packages']['torch']}, transformers {told['packages']['transformers']}."
+        f"{label}: the base model is {base['name']} (digest {base['digest']}). Gone: {gone}."
+        f" Training text: {in_sentences(base['data'])} Training took {facts['steps']} steps of {facts['batch']} rows of"
+        f" {facts['context']} tokens, and {facts['train_time_s'] / 60:.1f} min on {told['device']}."
+        f" {'. '.join(settings)}."
+        f" Code commit: {told['commit']}, PyTorch {told['packages']['torch']}, transformers"
+        f" {told['packages']['transformers']}."
     )

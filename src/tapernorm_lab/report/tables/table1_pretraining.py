@@ -162,13 +162,15 @@ def _notes(jobs: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
         yield f"Folding the norms of the {len(folded)} tapered models moved a loss by at most {shift:.1e} nats/token."
     left_out = [row for row in rows if row["left_out"] and row["variant"] in SHOWN]
     if left_out:
-        named = (f"{row['size']} {VARIANT_LABELS[row['variant']]} {row['left_out']}" for row in left_out)
         yield (
             f"†: without the seeds whose loss lies more than {stats.MAX_MADS:g} MAD (median absolute deviation) from"
-            f" their variant's median: {'; '.join(named)}."
+            " their variant's median."
         )
-    remarks = [f"; {VARIANT_LABELS[v]}, {r.note}" for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
-    yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here{''.join(remarks)}."
+    for size in dict.fromkeys(row["size"] for row in left_out):
+        named = [f"{VARIANT_LABELS[row['variant']]} {row['left_out']}." for row in left_out if row["size"] == size]
+        yield f"{size}† leaves out: {' '.join(named)}"
+    remarks = [f" {VARIANT_LABELS[v]}, {r.note}." for v, r in published.TABLE1_GAP_PERCENT.items() if r.note]
+    yield f"Last row: published by {published.TABLE1_SOURCE}, not measured here.{''.join(remarks)}"
     yield f"Peak learning rate {', '.join(f'{rate:g}' for rate in sorted({job['lr'] for job in jobs}))}."
     tapered = [job for job in jobs if Variant.named(job["variant"]).tapers]
     for what, some in {"settings": jobs, "taper": tapered}.items():

@@ -20,14 +20,14 @@ READ = number("read_share", ".0f", scale=100)
 _FEW = 6  # below so many rounds even the range of the samples holds the median with less than 95 %
 _SPEED = "tok/s: tokens per second, all sequences of the batch together, median over the rounds."
 _RATIO = (
-    "ratio: median over the rounds of the Baseline's time over the row's, paired by round; in brackets, 95 % bootstrap"
+    "ratio: median over the rounds of the Baseline's time over the row's, paired by round. In brackets: 95 % bootstrap"
     " intervals."
 )
 _SPELT_OUT = "Baseline: RMSNorm spelt out in several operations, as in the paper's software."
-_BOUND = "bound: the model without any norm, the final one too; its logits mean nothing, and no removal gains more."
+_BOUND = "bound: the model without any norm, the final one too. Its logits mean nothing. No removal gains more."
 _FIXED = (
-    "torch.compile and CUDA graphs keep one graph for all positions: each step attends over the whole cache, as long as"
-    " the longest prompt and its new tokens, so the prompt hardly changes their speed."
+    "torch.compile and CUDA graphs keep one graph for all positions. Each step attends over the whole cache, as long as"
+    " the longest prompt and its new tokens. So the prompt hardly changes their speed."
 )
 
 
@@ -49,8 +49,8 @@ def table2(bench: Bench, job: ReportJob) -> Table:
         ],
         notes=[
             f"{_SPELT_OUT} Table 2x has the better Baseline and the other modes.",
-            f"Last rows: ranges published by {published.TABLE2_SOURCE}, over its settings, on"
-            f" {published.TABLE2_SETTING}; not measured here.",
+            f"Last rows: ranges published by {published.TABLE2_SOURCE}, over its settings. They are of"
+            f" {published.TABLE2_SETTING}, not measured here.",
         ],
     )
     foot = [
@@ -111,12 +111,12 @@ def _read_note(bench: Bench) -> str:
     """How to read bytes/s and their share of what the device can read."""
     needed = "GB/s: the bytes of weights and cache that a decoded token must read, times tok/s"
     if bench.read_bandwidth is None:
-        return f"{needed}; the device's read bandwidth was not measured."
+        return f"{needed}. The device's read bandwidth was not measured."
     read = bench.read_bandwidth
     limit = interval("", ",.1f")({"": 1e-9 * read.value, "_low": 1e-9 * read.low, "_high": 1e-9 * read.high})
     return (
-        f"{needed}; % of read: its share of the device's read bandwidth, {limit} GB/s, measured by a reduction over a"
-        f" large buffer, n = {read.n}. Above 100 %, weights were read from a cache of the device."
+        f"{needed}. % of read: its share of the device's read bandwidth, {limit.strip()} GB/s. A reduction over a large"
+        f" buffer measured that, n = {read.n}. Above 100 %, weights were read from a cache of the device."
     )
 
 
@@ -130,8 +130,8 @@ def table2v1(bench: Bench, job: ReportJob) -> Table:
     speed = _SPEED.replace("tok/s: tokens", "k tok/s: thousands of prompt tokens")
     spec = TableSpec(
         "table2v1",
-        "Logits of the last token alone, by a forward pass of the whole prompt without a key-value cache, eager: what"
-        " the paper's first version measured, not what Table 2 does.",
+        "Logits of the last token alone, by a forward pass of the whole prompt without a key-value cache, eager. The"
+        " paper's first version measured this, not what Table 2 does.",
         columns=[
             *_heading(bench),
             Shown("k tok/s", significant("tokens_per_s", scale=1e-3), "this run", timed="speed", note=speed),
@@ -142,8 +142,8 @@ def table2v1(bench: Bench, job: ReportJob) -> Table:
         ],
         notes=[
             f"{_SPELT_OUT} No norm at all: a bound, its logits mean nothing.",
-            f"Columns {theirs}: published in {published.TABLE2V1_SOURCE}; not measured here, ratios derived from its"
-            " rounded rows. Rows beneath: its batches and prompts that this run has not.",
+            f"Columns {theirs}: published in {published.TABLE2V1_SOURCE}. They are not measured here. Their ratios are"
+            " derived from its rounded rows. Rows beneath: its batches and prompts that this run has not.",
         ],
     )
     records = [_record(bench, row, job) | _table2v1_published(row) for row in rows]

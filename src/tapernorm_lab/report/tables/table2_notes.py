@@ -11,13 +11,14 @@ def setting(bench: Bench, rows: Sequence[Row]) -> str:
     """Device, software, model and measurement in words."""
     facts = bench.facts
     decoded = any(row["phase"] == "decode" for row in rows)
-    new = f"{facts['new_tokens']} new tokens in blocks of {facts['block']}, " if decoded else ""
+    new = f" A round decodes {facts['new_tokens']} new tokens in blocks of {facts['block']}." if decoded else ""
     return (
-        f"{facts['device']}, {facts['dtype']}, {_counted(facts['threads'], 'thread')};"
-        f" PyTorch {facts['torch']}, Python {facts['python']};"
-        f" {VARIANT_LABELS[facts['variant']]}, d {facts['d_model']}, {_counted(facts['n_layer'], 'layer')},"
-        f" {_counted(facts['n_head'], 'head')}, vocabulary {facts['vocab_size']:,};"
-        f" {new}{_counted(rounds(rows), 'round')} after {facts['warmup']} untimed."
+        f"Measured on {facts['device']}, {facts['dtype']}, {_counted(facts['threads'], 'thread')},"
+        f" with PyTorch {facts['torch']} and Python {facts['python']}."
+        f" The model is {VARIANT_LABELS[facts['variant']]}, d {facts['d_model']},"
+        f" {_counted(facts['n_layer'], 'layer')}, {_counted(facts['n_head'], 'head')},"
+        f" vocabulary {facts['vocab_size']:,}.{new}"
+        f" Timed: {_counted(rounds(rows), 'round')} after {facts['warmup']} untimed."
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ...config import published
 from ...config.gpt2 import METHOD_LABELS, ORIGINAL
 from ...config.jobs import ReportJob
-from ..engine.cells import NOT_FINITE, interval, mean_sd, number, shown, text, where
+from ..engine.cells import NOT_FINITE, in_sentences, interval, mean_sd, number, shown, text, where
 from ..engine.frame import Row
 from ..engine.table_spec import Shown, TableSpec
 from ..frames.gpt2 import Gpt2Rows
@@ -15,11 +15,11 @@ from ..table import ABSENT, Table
 CE = mean_sd("ce", ".4f", lost=NOT_FINITE)
 GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
 _CE_NOTE = (
-    "CE: mean over every row, a row over all of its targets, in float32, at the end state (g = 0, or all norms"
-    " removed): mean ± sample standard deviation over n seeds. Table 3x says how far folding moves it."
+    "CE: mean over every row, a row over all of its targets, in float32. It is mean ± sample standard deviation over n"
+    " seeds. The models are at the end state (g = 0, or all norms removed). Table 3x says how far folding moves it."
 )
 _GAP_NOTE = (
-    "gap %: 100 (L − L_Vanilla)/L_Vanilla, mean over paired seeds, in brackets its 95 % t interval; Original is"
+    "gap %: 100 (L − L_Vanilla)/L_Vanilla, mean over paired seeds. In brackets: its 95 % t interval. Original is"
     " compared with every seed's Vanilla."
 )
 _KEPT = "Vanilla keeps every LayerNorm, Internal-TaperLN only the final one, All-TaperLN and FakeLN none."
@@ -51,7 +51,7 @@ def table3(found: Gpt2Rows, job: ReportJob) -> Table:
         columns += [Shown(theirs, published_cell, row["label"], of=corpus)] if beside else []
     place = "Columns published" if beside else f"Rows {published.TABLE3_SHORT}"
     source = (
-        f"{place}: from {published.TABLE3_SOURCE}, fine-tuned by them, not measured here, with the gap that follows;"
+        f"{place}: from {published.TABLE3_SOURCE}, fine-tuned by them, not measured here, with the gap that follows."
         f" {published.TABLE3_REMARK}."
     )
     spec = TableSpec(
@@ -91,13 +91,13 @@ def table3x(found: Gpt2Rows, job: ReportJob) -> Table:
             Shown("it begins", text("worst_text"), "worst row", align="l", code=True),
         ],
         notes=[
-            "Over rows: of each row's mean loss, mean ± sample standard deviation over n seeds; trimmed: 2.5 % of the"
+            "Over rows: of each row's mean loss, mean ± sample standard deviation over n seeds. trimmed: 2.5 % of the"
             " rows cut at either end. Over tokens: of each target's loss, quantiles to within 0.01 %.",
-            "Quantiles are averaged over n seeds; max and the worst row are those of the seed whose worst row is worst."
+            "Quantiles are averaged over n seeds. Max and the worst row are those of the seed whose worst row is worst."
             " Of fewer than 1,000 rows, p99.9 lies between the two worst.",
             "folded − gated: how far folding all its norms away moved a model's mean. bits/byte: total bits over the"
             " bytes of the targets' text, comparable across tokenizers.",
-            "The worst row by its index in the corpus; its text in ASCII, the rest escaped.",
+            "The worst row by its index in the corpus. Its text is in ASCII, the rest escaped.",
             *([_FAKELN] if any(row["size"] == "xl" and "fakeln" in row["method"] for row in rows) else []),
         ],
         order=("size", "corpus"),  # so that the methods stand beneath one another
@@ -105,7 +105,7 @@ def table3x(found: Gpt2Rows, job: ReportJob) -> Table:
     return spec.table(rows, job, notes=_shared_notes(rows), runs=_codes(of_form(found.scores, "gated")))
 
 
-_FAKELN = f"{published.TABLE3_SOURCE}, not measured here: {published.TABLE3_REMARK}."
+_FAKELN = f"{published.TABLE3_SOURCE}, not measured here. {published.TABLE3_REMARK}."
 
 
 def _foot(rows: Sequence[Row], corpora: Sequence[str]) -> Iterator[list[str]]:
@@ -143,8 +143,8 @@ def scale_notes(rows: Sequence[Row]) -> Iterator[str]:
     ours = {(row["vocab_size"], row["context"]) for row in rows}
     for vocabulary, context in sorted(ours - {(published.TABLE3_VOCABULARY, published.TABLE3_CONTEXT)}):
         yield (
-            f"Of another scale than {published.TABLE3_SHORT}: these losses are per token of a vocabulary of"
-            f" {vocabulary:,} in rows of {context:,}, theirs of GPT-2's {published.TABLE3_VOCABULARY:,} in rows of"
+            f"The losses are of another scale than {published.TABLE3_SHORT}'s. These are per token of a vocabulary of"
+            f" {vocabulary:,} in rows of {context:,}. Theirs are of GPT-2's {published.TABLE3_VOCABULARY:,} in rows of"
             f" {published.TABLE3_CONTEXT:,}. Only bits/byte (Table 3x) compare across tokenizers, of the same text."
         )
 
@@ -159,7 +159,10 @@ def _shared_notes(rows: Sequence[Row]) -> Iterator[str]:
             )
     yield from scale_notes(rows)
     for row in {row["label"]: row for row in rows}.values():
-        yield f"{row['label']}: {row['rows']:,} rows of {row['context']:,} tokens scored ({row['origin']})."
+        yield (
+            f"{row['label']}: {row['rows']:,} rows of {row['context']:,} tokens scored."
+            f" Source: {in_sentences(row['origin'])}"
+        )
 
 
 def _codes(scored: Sequence[Row]) -> list[Row]:

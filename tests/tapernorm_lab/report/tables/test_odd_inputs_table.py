@@ -118,7 +118,7 @@ def test_the_notes_hold_what_no_column_does(rows, found):
     for model in ("baseline", "internal_aux", "all_aux"):
         row = found[48, "rare", "after", model]
         ends = f"{row['added']:.2f} [{row['added_low']:.2f}, {row['added_high']:.2f}]"
-        assert f"{row['label']} {ends}" in added
+        assert f"{row['label']}: {ends}." in added
     assert "Python standard library: somewhere of code." in notes
     assert notes[-1].endswith("Code commit: aaaaaaaaaaaa.")
 

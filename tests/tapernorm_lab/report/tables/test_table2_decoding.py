@@ -17,8 +17,8 @@ from tapernorm_lab.report.tables import table2_decoding as decode_tables
 
 JOB = ReportJob(run="demo", caption="Embedded demo, not the paper's scale.", labels={})
 SETTING = (
-    "cpu, float32, 1 thread; PyTorch 2.13.0, Python 3.11.9; Internal-Taper (+aux), d 512, 8 layers, 16 heads,"
-    " vocabulary 10,000; "
+    "Measured on cpu, float32, 1 thread, with PyTorch 2.13.0 and Python 3.11.9. The model is Internal-Taper (+aux),"
+    " d 512, 8 layers, 16 heads, vocabulary 10,000. "
 )
 
 
@@ -81,11 +81,11 @@ def test_table_2_is_eager_decoding_alone(bench):
 
 
 def test_captions_name_device_software_model_and_rounds(bench, last_token):
-    decoding = "256 new tokens in blocks of 32, 9 rounds after 3 untimed."
+    decoding = "A round decodes 256 new tokens in blocks of 32. Timed: 9 rounds after 3 untimed."
     for make in (decode_tables.table2, decode_tables.table2x):
         caption = make(bench, JOB).caption
         assert f"Run demo: {JOB.caption} {SETTING}{decoding}" in caption
-    assert decode_tables.table2v1(last_token, JOB).caption.endswith(f"{SETTING}9 rounds after 3 untimed.")
+    assert decode_tables.table2v1(last_token, JOB).caption.endswith(f"{SETTING}Timed: 9 rounds after 3 untimed.")
 
 
 def test_notes_state_checks_missing_modes_machine_and_code(bench):
@@ -165,7 +165,7 @@ def test_table_2v1_prints_the_published_rows_beside_ours_and_the_others_beneath(
     assert [line[:2] for line in made.published[::2]] == foot
     assert made.published[-1] == ["", "", "Internal-Taper fused", "—", "—", "—", "615.9", "1.127"]
     assert all(c.group == "Kanavalau et al., v1, second-hand" for c in made.columns[-2:])
-    assert any("2602.10408v1" in note and "second-hand; not measured here" in note for note in made.notes)
+    assert any("2602.10408v1" in note and "not measured here" in note for note in made.notes)
 
 
 def test_table_2v1_counts_thousands_of_prompt_tokens(last_token):
