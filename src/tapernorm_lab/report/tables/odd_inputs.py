@@ -187,7 +187,7 @@ def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> 
     for trial, models in added.items():
         yield f"{trial}, d {widest}: repeats add nats to the loss of the text behind them. {' '.join(models)}"
     for trial in rows.trials.drop_duplicates("trial").to_dict("records"):
-        if trial["trial"] not in (HELD_OUT, LONGER):
+        if trial["trial"] not in (HELD_OUT, LONGER) and isinstance(trial["origin"], str):  # some rows lack an origin
             yield f"{trial['label']}: {in_sentences(trial['origin'])}"
     context = rows.trials["context"].iloc[0]
     yield f"Rows have {context} tokens, as in training. Positions from {context} on are of longer rows."
