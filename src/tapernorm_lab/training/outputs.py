@@ -62,6 +62,10 @@ class Work:
         """Digest of the identity."""
         return digest(self.identity)
 
+    def is_same(self, other: "Work") -> bool:
+        """Whether both are one job; the identity of one may have been read from a file."""
+        return (self.kind, self.fingerprint) == (other.kind, other.fingerprint)
+
 
 @contextmanager
 def output_folder(folder: Path, work: Work, *, overwrite: bool = False) -> Iterator[None]:
@@ -74,7 +78,7 @@ def output_folder(folder: Path, work: Work, *, overwrite: bool = False) -> Itera
     with run_lock(folder):
         require_writable(folder, work, overwrite=overwrite)  # nobody else can write there from here on
         owner = _owner_of(folder)
-        if owner is not None and owner != work:
+        if owner is not None and not owner.is_same(work):
             for name in _lost(folder, owner):
                 discard(folder / name)
         with _mark_of(folder) as mark:
@@ -92,7 +96,7 @@ def require_writable(folder: Path, work: Work, *, overwrite: bool = False) -> No
     """Raise UserError unless `work` may write into `folder`; nothing is changed."""
     require_kind(folder, work.kind, overwrite=overwrite)
     owner = _owner_of(folder)
-    if owner is None or overwrite or owner == work or not (lost := _lost(folder, owner)):
+    if owner is None or overwrite or owner.is_same(work) or not (lost := _lost(folder, owner)):
         return
     raise UserError(
         f"{folder} holds another job of `{_verb_of(owner.kind)}` ({_differences(owner, work)}), and "
@@ -110,8 +114,8 @@ def require_kind(folder: Path, kind: str, *, overwrite: bool = False) -> None:
     owner = _owner_of(folder)
     if owner is None and (foreign := _names(folder)):
         raise UserError(
-            f"{folder} holds {_some(foreign)}, which `{_verb_of(kind)}` did not write: name a new folder for --out, or "
-            "empty this one"
+            f"{folder} holds {_some(foreign)}, and no {MARK} there says that `{_verb_of(kind)}` wrote it: name a new "
+            "folder for --out, or move that away"
         )
     if owner is not None and owner.kind != kind and not overwrite and (there := _there(folder, owner)):
         raise UserError(
@@ -140,7 +144,7 @@ def output_files(paths: Iterable[Path], verb: str) -> Iterator[None]:
         for path in paths:
             if not path.exists():
                 with _mark_of(path.parent) as mark:
-                    del mark["files"][path.name]
+                    mark["files"].pop(path.name, None)
         raise
 
 
@@ -239,7 +243,8 @@ def _read_mark(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {"schema_version": SCHEMA_VERSION, "files": {}}
     mark = _object_in(path)
-    if mark.get("schema_version") != SCHEMA_VERSION or not isinstance(mark.get("files"), dict):
+    whole = isinstance(mark.get("files"), dict) and ("job" not in mark or {"kind", "identity"} <= {*mark["job"]})
+    if mark.get("schema_version") != SCHEMA_VERSION or not whole:
         raise UserError(f"{path} is damaged, so that whose folder this is cannot be told: name another --out")
     return mark
 

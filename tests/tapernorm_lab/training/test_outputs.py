@@ -245,3 +245,20 @@ def test_an_empty_name_is_not_the_current_folder(made: Path, tmp_path: Path, mon
     assert stopped.value.code == 2
     assert "--out" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mark_whose_job_is_damaged_is_told_and_replaced_by_nobody(tmp_path):
+    mark = {"schema_version": 1, "files": {"result.json": "fold"}, "job": {"kind": "fold"}}
+    (tmp_path / MARK).write_text(json.dumps(mark))
+    with pytest.raises(UserError, match=MARK), output_folder(tmp_path, Work("fold", {"of": 1}), overwrite=True):
+        pass
+    assert json.loads((tmp_path / MARK).read_text()) == mark
+
+
+def test_a_job_knows_its_folder_whatever_json_makes_of_its_identity(tmp_path):
+    with output_folder(tmp_path, Work("fold", {"of": (1, 2)})):
+        (tmp_path / "result.json").write_text("{}")
+    with output_folder(tmp_path, Work("fold", {"of": (1, 2)}), overwrite=True):
+        assert (tmp_path / "result.json").exists()
+    with pytest.raises(UserError), output_folder(tmp_path, Work("fold", {"of": (1, 3)})):
+        pass
