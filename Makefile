@@ -110,7 +110,7 @@ $(READY): requirements.lock pyproject.toml
 	@echo "make: installing the packages of requirements.lock into $(VENV), some minutes"
 	@$(PIP) install --no-compile -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
-	@$(PIP) check
+	@$(BIN)/python -m pip --disable-pip-version-check check > $(VENV)/check.log || { cat $(VENV)/check.log >&2; exit 1; }
 	@touch $@
 	@echo "make: $(VENV) is ready; next: make tables (minutes), or make help for all targets"
 

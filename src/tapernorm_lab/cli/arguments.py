@@ -93,11 +93,16 @@ def run_name(text: str) -> str:
     return text
 
 
+def cpus(text: str) -> int:
+    """How many CPUs, of those of this machine."""
+    return whole(1, most_threads())(text)
+
+
 _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("DIR", "FILE"), path),
     **dict.fromkeys(("N", "D", "K"), whole(1)),
     **dict.fromkeys(("STEPS", "ROWS", "TOKENS", "SEED", "THREADS"), int),  # of a request, whose ranges are its own
-    "CPUS": lambda text: whole(1, most_threads())(text),
+    "CPUS": cpus,
     "S": whole(0, 2**63 - 1),
     "X": float,
     "F": positive_real,

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ class Column:
 
 PAGE_ROWS = 45  # of a LaTeX float: more would not stand on a page beside caption and notes
 PARAGRAPH = 60  # characters of a cell from which on LaTeX breaks it into lines
+PARAGRAPH_LINE = 35  # about as many characters fit into one of these lines
+_PARAGRAPH = "p{5cm}"
 
 
 @dataclass(frozen=True)
@@ -110,43 +112,54 @@ def latex(table: Table) -> str:
     A float is shrunk where it is wider than the page. A rule stands between groups, whose first cells are left blank
     after the first row.
     """
-    pages = _pages(table.rows)
+    shown = [*table.rows, *table.published]
+    aligns = [_latex_align(column, [row[i] for row in shown]) for i, column in enumerate(table.columns)]
+    pages = _pages(table.rows, [i for i, align in enumerate(aligns) if align == _PARAGRAPH])
     lines = ["% Needs \\usepackage{booktabs,graphicx}"]
     for number, page in enumerate(pages, start=1):
         last = number == len(pages)
         part = f" (part {number} of {len(pages)})" if len(pages) > 1 else ""
-        lines += _latex_float(table, page, part, label=number == 1, foot=last)
+        lines += _latex_float(table, page, "".join(aligns), part, first=number == 1, last=last)
     return "\n".join(lines) + "\n"
 
 
-def _pages(rows: Sequence[Sequence[str]]) -> list[list[list[Sequence[str]]]]:
-    """The rows, in groups, of each float: a group begins where a first cell is not blank, in tables that blank them."""
+def _pages(rows: Sequence[Sequence[str]], paragraphs: Sequence[int]) -> list[list[list[Sequence[str]]]]:
+    """The rows, in groups, of each float: a group begins where a first cell is not blank, in tables that blank them.
+
+    A group that no float holds is cut, and its parts begin with the same first cell. `paragraphs` are the columns whose
+    cells are broken into lines.
+    """
     grouped = any(row[0] == "" for row in rows)
-    groups: list[list[Sequence[str]]] = []
-    for row in rows:
-        if groups and (row[0] == "" or not grouped):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
     pages: list[list[list[Sequence[str]]]] = [[]]
-    for whole in groups:
-        for group in (whole[start : start + PAGE_ROWS] for start in range(0, len(whole), PAGE_ROWS)):
-            if sum(map(len, pages[-1])) + len(group) > PAGE_ROWS:
-                pages.append([])
-            pages[-1].append(group)
+    height, first = 0, ""
+    for number, row in enumerate(rows):
+        first = row[0] or first
+        begins = number == 0 or (grouped and row[0] != "")
+        lines = max([1, *(math.ceil(len(row[i]) / PARAGRAPH_LINE) for i in paragraphs)])
+        group = lines
+        if begins and grouped:
+            group += sum(1 for _ in takewhile(lambda later: later[0] == "", rows[number + 1 :]))
+        if pages[-1] and height + (group if group <= PAGE_ROWS else lines) > PAGE_ROWS:
+            pages.append([])
+            height = 0
+        if begins or not pages[-1]:
+            pages[-1].append([])
+        pages[-1][-1].append([first, *row[1:]] if not pages[-1][-1] else row)
+        height += lines
     return pages
 
 
-def _latex_float(table: Table, groups: list[list[Sequence[str]]], part: str, *, label: bool, foot: bool) -> list[str]:
+def _latex_float(
+    table: Table, groups: list[list[Sequence[str]]], align: str, part: str, *, first: bool, last: bool
+) -> list[str]:
     columns = table.columns
-    shown = [row for group in groups for row in group]
-    align = "".join(_latex_align(column, [row[i] for row in shown]) for i, column in enumerate(columns))
-    bodies = [*groups, table.published] if foot and table.published else groups
+    bodies = [*groups, table.published] if last and table.published else groups
     body = [line for group in bodies for line in ("\\midrule", *(_latex_row(columns, row) for row in group))]
     lines = [
         "\\begin{table*}[t]",
         "\\centering\\small\\setlength{\\tabcolsep}{4pt}",
-        f"\\caption{{{latex_text(table.caption + part)}}}" + (f"\\label{{tab:{table.name}}}" if label else ""),
+        *([] if first else ["\\addtocounter{table}{-1}"]),  # all parts bear one number
+        f"\\caption{{{latex_text(table.caption + part)}}}" + (f"\\label{{tab:{table.name}}}" if first else ""),
         "\\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%",
         f"\\begin{{tabular}}{{@{{}}{align}@{{}}}}",
         "\\toprule",
@@ -156,7 +169,7 @@ def _latex_float(table: Table, groups: list[list[Sequence[str]]], part: str, *, 
         "\\bottomrule",
         "\\end{tabular}}",
     ]
-    if foot:
+    if last:
         notes = [f"{latex_text(note)}\\par" for note in table.notes]
         lines += ["\\par\\smallskip\\begin{minipage}{\\linewidth}\\footnotesize", *notes, "\\end{minipage}"]
     return [*lines, "\\end{table*}"]
@@ -164,7 +177,7 @@ def _latex_float(table: Table, groups: list[list[Sequence[str]]], part: str, *, 
 
 def _latex_align(column: Column, cells: Sequence[str]) -> str:
     """Sentences are set in a paragraph, all else in one line."""
-    return "p{5cm}" if column.align == "l" and max(map(len, cells), default=0) > PARAGRAPH else column.align
+    return _PARAGRAPH if column.align == "l" and max(map(len, cells), default=0) > PARAGRAPH else column.align
 
 
 def _latex_groups(columns: Sequence[Column]) -> list[str]:
