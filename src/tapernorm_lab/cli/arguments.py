@@ -143,7 +143,7 @@ DEVICE = {
     "--threads CPUS:1": "CPU threads",
 }
 TRAINING = {
-    "--hardware JSON": "with --job: the hardware section of a config",
+    "--hardware JSON": "hardware section of a config: needed with --job, and in place of the one in --config",
     "--threads CPUS": "CPU threads, in place of hardware.threads",
 }
 OVERWRITE = {"--overwrite": "delete what another job of this verb wrote into --out; nothing else"}

@@ -17,7 +17,7 @@ def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     made = verbs.add(rows, "gather finished results into tidy CSV files, which tables and figures are made from", ROWS)
     config_options(made, required=False)
-    made = verbs.add(table, "make a table as CSV, Markdown and LaTeX, from rows")
+    made = verbs.add(table, "make a table as CSV, Markdown, LaTeX and HTML, from rows")
     config_options(made, required=False)
     options(
         made,
@@ -27,7 +27,10 @@ def add(verbs: Verbs) -> None:
             "--out DIR!": "folder for the table",
         },
     )
-    made = verbs.add(figure, "draw a figure as PDF and PNG, with the CSV that it draws, from rows")
+    made = verbs.add(
+        figure,
+        "draw a figure from rows: PDF, PNG, the CSV that it draws, and its caption in Markdown, LaTeX and HTML",
+    )
     config_options(made, required=False)
     options(
         made,

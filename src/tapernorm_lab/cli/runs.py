@@ -93,8 +93,10 @@ def _computed(arguments: argparse.Namespace) -> "Contents | None":
 
     results = arguments.results / arguments.run
     if arguments.run == parts.BENCH:
+        require_options(arguments, "the run of `make bench`", of=("config",))
         return parts.bench_contents()
     if (results / OWN_FILES[0]).is_file():
+        require_options(arguments, "a run of tapers of one's own", of=("config",))
         return parts.own_contents(results)
     config = arguments.config or Path("config", f"{arguments.run}.yaml")
     if arguments.config is None and not config.is_file():

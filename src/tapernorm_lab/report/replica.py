@@ -1,6 +1,6 @@
 """What a replicator wants to know of a computed run: Table 1, and how its tables compare with the published ones."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ def compared(here: Contents, results: Path, there: Contents, published: Path, *,
             f"{results} and {published} have the rows of no table in common: compute the run, as `make tables` does"
         )
     if "table1" in tables:
-        yield from _table1(tables["table1"], ours)
+        yield from _told_alone(lambda: _table1(_made(tables["table1"], ours), tables["table1"].job.run))
     if "table1" in tables and "table1" in known:
-        yield from _origins(ours.of(tables["table1"])[0], theirs.of(known["table1"])[0])
+        yield from _told_alone(lambda: _origins(ours.of(tables["table1"])[0], theirs.of(known["table1"])[0]))
     differing = 0
     for name in (name for name in known if name in tables):
         try:
@@ -73,12 +73,15 @@ def _made(product: Product, found: Rows) -> Table:
     return made
 
 
-def _table1(product: Product, found: Rows) -> Iterator[str]:
+def _told_alone(told: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """The lines of a part that other tables do not need; of rows that cannot be read, the comparison tells."""
     try:
-        made = _made(product, found)
+        yield from told()
     except UserError:
-        return  # told where the tables are compared
-    run = product.job.run
+        return
+
+
+def _table1(made: Table, run: str) -> Iterator[str]:
     yield f"Table 1 of run {run}: validation loss (nats/token), and gap paired by seed with its 95 % interval"
     yield from table1_lines(made.records)
     yield ""

@@ -195,6 +195,25 @@ def test_a_table_that_cannot_be_made_is_told_and_the_others_are_compared(whole, 
     assert any(line.startswith("table_S1: ") and "values equal" in line for line in told)
 
 
+def test_rows_that_cannot_be_read_are_told_and_the_other_tables_are_compared(whole, capsys, tmp_path):
+    desk = copy_of(whole, tmp_path)
+    (desk.computed / "rows/results.csv").write_text("run,seed\nmine\n")
+    told = compared(desk, capsys)
+    assert any(line.startswith("table1: not compared: ") for line in told)
+    assert any(line.startswith("table_S1: ") and "values equal" in line for line in told)
+
+
+@pytest.mark.parametrize("made", ["bench", "tapers"])
+def test_a_config_is_refused_where_none_is_read(whole, capsys, tmp_path, made):
+    desk = copy_of(whole, tmp_path)
+    if made == "tapers":
+        (desk.computed / "rows/runs.json").write_text("{}")
+    run = {"bench": "bench", "tapers": "mine"}[made]
+    shutil.copytree(desk.computed.parent / "published/mine", desk.computed.parent / "published/bench")
+    assert main(["compare", "--run", run, *desk.where[:2], "--config", str(desk.config)]) == 2
+    assert "--config" in capsys.readouterr().err
+
+
 def test_tables_of_one_side_alone_are_named_and_none_in_common_is_refused(whole, capsys, tmp_path):
     desk = copy_of(whole, tmp_path)
     (desk.computed / "rows/curves.csv").unlink()
