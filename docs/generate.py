@@ -60,7 +60,7 @@ def results_table(published: Path = PUBLISHED, run: str = "demo") -> str:
 
 def _identity(claims: pd.DataFrame, name: str, what: str, unit: str, of: str, target: str) -> list[str]:
     row = claims.loc[name]
-    here = f"at most {row['value']:.1e}{unit}".replace("-", "−")
+    here = f"{row['value']:.1e}{unit} where it is largest".replace("-", "−")
     return [f"{name}: {what}", "0", here, f"{row['n']} {of}", row["verdict"], f"`make {target}`"]
 
 
