@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,29 +124,34 @@ def latex(table: Table) -> str:
 
 
 def _pages(rows: Sequence[Sequence[str]], paragraphs: Sequence[int]) -> list[list[list[Sequence[str]]]]:
-    """The rows, in groups, of each float: a group begins where a first cell is not blank, in tables that blank them.
+    """The rows of each float, in groups: filled with as many as stand on a page, and cut between groups.
 
-    A group that no float holds is cut, and its parts begin with the same first cell. `paragraphs` are the columns whose
-    cells are broken into lines.
+    `paragraphs` are the columns whose cells are broken into lines.
     """
-    grouped = any(row[0] == "" for row in rows)
+    grouped = any(row[0] == "" for row in rows)  # the first cells of a group are blank but for the first one
     pages: list[list[list[Sequence[str]]]] = [[]]
-    height, first = 0, ""
-    for number, row in enumerate(rows):
-        first = row[0] or first
-        begins = number == 0 or (grouped and row[0] != "")
-        lines = max([1, *(math.ceil(len(row[i]) / PARAGRAPH_LINE) for i in paragraphs)])
-        group = lines
-        if begins and grouped:
-            group += sum(1 for _ in takewhile(lambda later: later[0] == "", rows[number + 1 :]))
-        if pages[-1] and height + (group if group <= PAGE_ROWS else lines) > PAGE_ROWS:
+    left = PAGE_ROWS
+    for group in _groups(rows) if grouped else ([row] for row in rows):
+        height = sum(max([1, *(math.ceil(len(row[i]) / PARAGRAPH_LINE) for i in paragraphs)]) for row in group)
+        if pages[-1] and height > left:
             pages.append([])
-            height = 0
-        if begins or not pages[-1]:
-            pages[-1].append([])
-        pages[-1][-1].append([first, *row[1:]] if not pages[-1][-1] else row)
-        height += lines
-    return pages
+            left = PAGE_ROWS
+        pages[-1].append(group)
+        left -= height
+    return pages if grouped else [[list(chain(*page))] for page in pages]
+
+
+def _groups(rows: Sequence[Sequence[str]]) -> list[list[Sequence[str]]]:
+    """Rows that stay together; one more than a page holds is cut, and each part begins with the group's first cell."""
+    groups: list[list[Sequence[str]]] = []
+    name = ""
+    for row in rows:
+        name = row[0] or name
+        if groups and row[0] == "" and len(groups[-1]) < PAGE_ROWS:
+            groups[-1].append(row)
+        else:
+            groups.append([[name, *row[1:]]])
+    return groups
 
 
 def _latex_float(

@@ -567,8 +567,8 @@ def test_a_reader_that_has_read_enough_leaves_no_traceback():
     words = [sys.executable, "-c", "from tapernorm_lab.cli.main import main; raise SystemExit(main())", "plan"]
     read, write = os.pipe()
     os.close(read)  # before a word is written
-    done = subprocess.run(
-        [*words, "--config", str(ROOT / "config/test.yaml")], stdout=write, stderr=subprocess.PIPE, check=False
-    )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    words += ["--config", str(ROOT / "config/test.yaml")]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, check=False, env=buffered)
     os.close(write)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

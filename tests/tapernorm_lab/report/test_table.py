@@ -68,9 +68,26 @@ def test_a_table_taller_than_a_page_becomes_floats_cut_between_groups():
     assert [page.count("second\\par") for page in floats] == [0, 1]  # notes beneath the last
     assert [page.count("theirs") for page in floats] == [0, 1]
     assert text.count("\\label{") == 1
+    assert [page.count("\\addtocounter{table}{-1}") for page in floats] == [0, 1]  # both parts bear one number
     alone = [["x", f"{line}", "1", ""] for line in range(100)]  # no groups to cut between
     pages = table.latex(replace(TABLE, rows=alone)).split("\\begin{table*}")[1:]
     assert max(len(re.findall(r"^x & ", page, flags=re.MULTILINE)) for page in pages) == table.PAGE_ROWS
+
+
+def test_a_group_taller_than_a_page_names_itself_on_each():
+    rows = [["a" if line == 0 else "", f"{line}", "1", ""] for line in range(table.PAGE_ROWS + 5)]
+    whole = table.latex(replace(TABLE, rows=rows)).split("\\begin{table*}")[1:]
+    assert [len(re.findall(r"^a?(?: &|&) \d+ ", page, flags=re.MULTILINE)) for page in whole] == [table.PAGE_ROWS, 5]
+    assert [len(re.findall(r"^a & ", page, flags=re.MULTILINE)) for page in whole] == [1, 1]
+
+
+def test_rows_of_several_lines_take_as_much_of_a_page():
+    said = "word " * 30  # 150 characters
+    columns = [replace(column, align="l") if i == 1 else column for i, column in enumerate(COLUMNS)]
+    rows = [["x", said, "1", ""] for _ in range(20)]
+    pages = table.latex(replace(TABLE, columns=columns, rows=rows)).split("\\begin{table*}")[1:]
+    lines = math.ceil(150 / table.PARAGRAPH_LINE)
+    assert [page.count("x & ") for page in pages] == [table.PAGE_ROWS // lines, table.PAGE_ROWS // lines, 2]
 
 
 def test_latex_sets_sentences_in_paragraphs():
