@@ -68,7 +68,7 @@ def _speed(claims: pd.DataFrame, table2: pd.DataFrame, arm: str) -> list[str]:
     row, found = claims.loc[f"Decoding speed, {arm}"], table2.query("arm == @arm")
     norms = "norms folded" if arm == "fused" else "norms as fixed scales"
     return [
-        f"Decoding, {norms}, eager, against a norm of several kernels",
+        f"Decoding, {norms}, eager, against the several-op norm",
         f"{row['least']:.2f} to {row['most']:.2f} times",
         f"{span(found['ratio_baseline_naive'])} times",
         f"{row['n']} rounds",
