@@ -110,7 +110,7 @@ def generate(
     """Up to `new_tokens` next tokens (B,), one step at a time; ends once every row has ended its document.
 
     Args:
-        tokens: prompts (B, T), left-padded where `pads` (B,) says so.
+        tokens: prompts (B, T). `pad_left` makes them, and `pads` (B,), of prompts of several lengths.
         sampling: greedy unless given.
         generator: of the draws; needed to sample.
         eod: end-of-document id; a row that drew it repeats it.
