@@ -26,6 +26,7 @@ _LEAST_ROWS = 16  # below, reading W takes the time, and neither kernel is faste
 _LEAST_PRODUCTS = 1 << 20  # R I O: below, the calls from Python take longer than oneDNN can save
 _CONV1D_MODULE = "transformers.pytorch_utils"
 
+_C: Any = torch._C
 _chosen: LinearKernel = "aten"
 _replaced: dict[Any, Callable[..., Tensor]] = {}  # class -> its own forward pass
 
@@ -52,7 +53,7 @@ class set_linear_kernel:  # noqa: N801  a function to whoever calls it, as torch
             raise ValueError(f"the linear kernel {kernel!r} is none of {', '.join(get_args(LinearKernel))}")
         if kernel == "onednn" and not torch.backends.mkldnn.is_available():
             raise UserError("the linear kernel onednn needs a PyTorch that is built with oneDNN: take aten")
-        self.previous = _chosen
+        self.previous: LinearKernel = _chosen
         _chosen = kernel
         if kernel == "onednn":
             _replace(nn.Linear, _linear_forward)
@@ -110,7 +111,7 @@ def _replace(kind: Any, made_from: Callable[[Callable[..., Tensor]], Callable[..
 def _linear_forward(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(own)
     def forward(self: nn.Linear, input: Tensor) -> Tensor:
-        if _takes(input, self.weight, self.bias):
+        if _takes(input, self.weight, self.bias, self.weight.shape[-1]):
             return _linear(input, self.weight, self.bias)
         return own(self, input)
 
@@ -120,25 +121,24 @@ def _linear_forward(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _conv1d_forward(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(own)
     def forward(self: Any, x: Tensor) -> Tensor:
-        weight = self.weight.t()
-        if _takes(x, weight, self.bias):
-            return _linear(x, weight, self.bias)
+        if _takes(x, self.weight, self.bias, self.weight.shape[0]):
+            return _linear(x, self.weight.t(), self.bias)
         return own(self, x)
 
     return forward
 
 
-def _takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether oneDNN computes this map, of x (..., I), W (O, I) and b (O,)."""
+def _takes(x: Tensor, weight: Tensor, bias: Tensor | None, d_in: int) -> bool:
+    """Whether oneDNN computes this map, of x (..., d_in)."""
     return (
-        _is_plain(x)
+        (torch.compiler.is_compiling() or not _is_watched())  # first: a tracer records all that follows
+        and _is_plain(x)
         and _is_plain(weight)
         and (bias is None or _is_plain(bias))
-        and (x.dim() > 1 and weight.dim() == 2 and x.shape[-1] == weight.shape[1])
-        and x.numel() >= _LEAST_ROWS * x.shape[-1]
-        and x.numel() * weight.shape[0] >= _LEAST_PRODUCTS
+        and (x.dim() > 1 and weight.dim() == 2 and x.shape[-1] == d_in > 0)
+        and (rows := x.numel() // d_in) >= _LEAST_ROWS
+        and rows * weight.numel() >= _LEAST_PRODUCTS
         and not torch.is_autocast_enabled("cpu")
-        and (torch.compiler.is_compiling() or not _is_watched())
     )
 
 
@@ -154,11 +154,11 @@ def _is_plain(tensor: Tensor) -> bool:
 def _is_watched() -> bool:
     """Whether something else than eager autograd reads the calls: modes, function transforms, forward mode, tracing."""
     return (
-        torch._C._len_torch_function_stack() > 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.maybe_current_level() is not None
+        _C._len_torch_function_stack() > 0
+        or _C._len_torch_dispatch_stack() > 0
+        or _C._functorch.maybe_current_level() is not None
         or torch.autograd.forward_ad._current_level >= 0
-        or torch.jit.is_tracing()
+        or _C._is_tracing()
     )
 
 

@@ -4,9 +4,11 @@ import copy
 import io
 import subprocess
 import sys
+from typing import Any, cast
 
 import pytest
 import torch
+from builders import shape as decoder_shape
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
@@ -17,7 +19,6 @@ import tapernorm
 from tapernorm import linear_kernel
 from tapernorm.models.decoder import Decoder
 from tapernorm.util.rng import generator
-from tests.builders import shape as decoder_shape
 
 IN, OUT, ROWS = 48, 160, 192  # with more than 2**20 products
 
@@ -163,7 +164,7 @@ OTHERS = {
     )["weight"],
     "another device": lambda layer, x: layer.to("meta")(x.to("meta")).shape,
     "another class": lambda layer, x: layer(x.as_subclass(type("Mine", (torch.Tensor,), {}))).as_subclass(torch.Tensor),
-    "a trace": lambda layer, x: torch.jit.trace(layer, x)(x),
+    "a trace": lambda layer, x: cast(Any, torch.jit.trace(layer, x))(x),
     "an exported graph": lambda layer, x: torch.export.export(layer, (x,)).graph_module.code,
 }
 
@@ -186,6 +187,7 @@ def test_forward_mode_and_counted_operations_are_those_of_the_default(products):
     tapernorm.set_linear_kernel("onednn")
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+    assert tangent is not None
     assert torch.allclose(tangent, layer.weight.sum(1).expand(ROWS, -1), atol=1e-5)
     with FlopCounterMode(display=False) as counter:
         layer(x)
@@ -258,6 +260,7 @@ def test_hooks_of_a_map_see_its_input_and_output(products):
     assert products
     assert torch.equal(seen[0][0], x)
     assert torch.equal(seen[0][1], y)
+    assert x.grad is not None
     assert torch.equal(seen[1], x.grad)
 
 
@@ -302,7 +305,7 @@ def test_choosing_a_kernel_imports_no_transformers():
 
 def test_an_unknown_kernel_and_a_pytorch_without_onednn_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="none of aten, onednn"):
-        tapernorm.set_linear_kernel("mkl")
+        tapernorm.set_linear_kernel(cast(Any, "mkl"))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with pytest.raises(tapernorm.UserError, match="take aten"):
         tapernorm.set_linear_kernel("onednn")

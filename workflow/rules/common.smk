@@ -1,6 +1,7 @@
 # What rules ask for: the job of a cell, what it costs, and what it is made from.
 from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
+from tapernorm_lab.config.linear_job import is_probed, linear_job
 from tapernorm_lab.config.study_runs import homes, stage_job
 from tapernorm_lab.config.variants import Variant
 from tapernorm_lab.report import catalogue
@@ -20,6 +21,11 @@ if "gpu" in workflow.global_resources:
 # Of a job that scores or times models, and the options by which it says so.
 ON_DEVICE = {"device": RUN.hardware.device, "gpu": GPUS, "jobs_per_gpu": RUN.hardware.jobs_per_gpu}
 DEVICE_OPTIONS = "--device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu}"
+
+
+# The choice of a kernel comes before the first training, and a newer one is no reason to train again.
+KERNELS = [ancient(f"{RESULTS}/kernels.json")] if is_probed(RUN) else []
+KERNELS_OPTION = f" --kernels {RESULTS}/kernels.json" if KERNELS else ""
 
 
 def training(load, hardware=lambda wildcards: RUN.hardware, gpu=TRAINING_GPUS):

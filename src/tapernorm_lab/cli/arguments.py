@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from tapernorm.util.atomic_files import parse_json
+from tapernorm.util.atomic_files import parse_json, read_json
 from tapernorm.util.errors import UserError
 
 from ..config.load import faults_named, load_config, parse
@@ -145,6 +145,7 @@ DEVICE = {
 TRAINING = {
     "--hardware JSON": "hardware section of a config: needed with --job, and in place of the one in --config",
     "--threads CPUS": "CPU threads, in place of hardware.threads",
+    "--kernels FILE": "what `tapernorm bench linear` wrote: the kernel that it chose, in place of hardware.linear",
 }
 OVERWRITE = {"--overwrite": "delete what another job of this verb wrote into --out; nothing else"}
 
@@ -243,14 +244,29 @@ def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config
 def hardware_of(
     arguments: argparse.Namespace, cut: Callable[[Config], HardwareConfig] = lambda config: config.hardware
 ) -> HardwareConfig:
-    """The hardware given as JSON, or cut from the config file, with --threads on top."""
+    """The hardware given as JSON, or cut from the config file, with --threads and the kernel of --kernels on top."""
     if arguments.hardware is not None:
         hardware = parse(HardwareConfig, from_json(arguments.hardware, "--hardware"), "--hardware")
     elif arguments.config is not None:
         hardware = cut(load_config(arguments.config, arguments.set))
     else:
         raise UserError("--job needs --hardware: the hardware section of a config, as JSON")
-    return hardware if arguments.threads is None else hardware.model_copy(update={"threads": arguments.threads})
+    given = {} if arguments.threads is None else {"threads": arguments.threads}
+    if arguments.kernels is not None:
+        given["linear"] = read_kernel(arguments.kernels)
+    return hardware.model_copy(update=given)
+
+
+def read_kernel(file: Path) -> str:
+    """The kernel of linear maps that `tapernorm bench linear` chose.
+
+    Raises:
+        UserError: there is no such file, or it holds no choice.
+    """
+    found = read_json(file) if file.is_file() else None
+    if not isinstance(found, dict) or found.get("linear") not in ("aten", "onednn"):
+        raise UserError(f"--kernels {file} holds no kernel of linear maps: make it with `tapernorm bench linear`")
+    return found["linear"]
 
 
 def named_folders(given: list[str], option: str) -> dict[str, Path]:

@@ -13,6 +13,7 @@ from tapernorm.util.progress import announced
 from ..config import cells
 from ..config.gpt2 import ORIGINAL
 from ..config.jobs import BenchJob, EvaluateJob
+from ..config.linear_job import LinearJob, linear_job
 from ..config.load import parse
 from ..config.odd_inputs import RobustnessJob
 from ..config.run import Config
@@ -61,13 +62,14 @@ def add(verbs: Verbs) -> None:
     }
     stands_for(verbs.add(generate, "continue a prompt, streaming the text", table), hardware__device="--device")
     table = {
-        "name decode|rivals|last_token": _KINDS,
-        "--model DIR!": "run folder of a tapered model",
+        "name decode|rivals|last_token|linear": _KINDS,
+        "--model DIR": "run folder of a tapered model; for linear, none",
         "--out FILE!": "JSON file for the raw samples",
         "--device auto|cpu|cuda:auto": "",
         "--jobs-per-gpu N:1": "that share one GPU, as hardware.jobs_per_gpu",
+        "--threads CPUS": "for linear: CPU threads, as hardware.threads; default: 1",
     }
-    made = verbs.add(bench, "time decoding with and without norms", table)
+    made = verbs.add(bench, "time decoding with and without norms, or the kernels of linear maps", table)
     config_options(made)
     stands_for(made, hardware__device="--device")
 
@@ -259,6 +261,11 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def bench(arguments: argparse.Namespace) -> None:
+    if arguments.name == "linear":
+        require_options(arguments, "bench linear", of=("model",))
+        _bench_linear(arguments)
+        return
+    require_options(arguments, f"bench {arguments.name}", needs=("model",), of=("model", "threads"))
     job = job_of(arguments, BenchJob, Config.bench_job)
 
     from tapernorm.checkpoints.store import load
@@ -284,3 +291,18 @@ def bench(arguments: argparse.Namespace) -> None:
 
     for row in read(arguments.out, kind=f"bench_{arguments.name}").rows:
         print(bench_line(row))
+
+
+def _bench_linear(arguments: argparse.Namespace) -> None:
+    job = job_of(arguments, LinearJob, linear_job)
+
+    from tapernorm.util.atomic_files import write_json
+
+    from ..experiments.linear_kernels import choose_for_run
+
+    with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1), writes(arguments):
+        result = choose_for_run(job, device=arguments.device, threads=arguments.threads or 1)
+        write_json(arguments.out, result)
+    speedup = result["values"]["onednn_speedup"]["value"]
+    told = "not timed" if speedup is None else f"oneDNN is {speedup:.2f} times as fast as PyTorch's default"
+    print(f"linear maps: {result['linear']} ({told})")

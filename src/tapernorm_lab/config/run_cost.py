@@ -13,6 +13,7 @@ from statistics import median
 from tapernorm.util.errors import UserError
 
 from .job_cost import Load
+from .linear_job import is_probed
 from .published import PRETRAIN_HOURS_H100
 from .run import Config
 from .sections import DataConfig
@@ -65,6 +66,7 @@ def run_costs(config: Config) -> list[RuleCost]:
     made = [RuleCost("corpus", 1, disk_bytes=_TOKENISED * _text_bytes(config.data))]
     made += [RuleCost("tokenizer", 1), RuleCost("tokens", 1), *_pretraining(config), *_study(config)]
     made += [RuleCost("bench", 2)] if config.benched else []
+    made += [RuleCost("kernels", 1)] if is_probed(config) else []
     return [*made, *_gpt2(config)]
 
 

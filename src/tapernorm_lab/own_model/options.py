@@ -44,6 +44,7 @@ class Request:
     seed: int = 1
     threads: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    linear: Literal["aten", "onednn", "auto"] = "auto"
 
 
 OPTIONS = {  # field -> how its option is typed, as the command line describes options; its help
@@ -71,6 +72,7 @@ OPTIONS = {  # field -> how its option is typed, as the command line describes o
     "seed": ("--seed SEED", "default: 1"),
     "threads": ("--threads THREADS", "CPU threads; default: all"),
     "device": ("--device auto|cpu|cuda", "default: auto"),
+    "linear": ("--linear aten|onednn|auto", "kernel of float32 linear maps on a CPU; default: auto, the faster one"),
 }
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # field -> what it may be where it is given, in words
     "model": (bool, "a folder, a .gguf file or a hub name"),

@@ -25,6 +25,7 @@ from tapernorm.util.progress import Progress
 from tapernorm.util.rng import seed_dropout
 
 from .find_overflow import Diverged, find_overflow
+from .linear_choice import settle_linear_kernel
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
 from .plan import Plan
@@ -40,12 +41,16 @@ _EXPLODED = 1.5  # times log(vocabulary): a random model begins at about 1
 class Trainer:
     """Trains `model` by `plan`, resuming from its newest checkpoint.
 
+    The kernel of its linear maps is this process's from then on.
+
     Raises:
-        UserError: other than hardware.devices_per_job processes train, or the optimizer lacks a norm's parameter.
+        UserError: other than hardware.devices_per_job processes train, the optimizer lacks a norm's parameter, or this
+            PyTorch lacks the kernel that hardware.linear names.
     """
 
     def __init__(self, model: nn.Module, changes: Taper | NormDriver | None, plan: Plan) -> None:
         require_ranks(plan.hardware.devices_per_job)
+        plan = settle_linear_kernel(plan, model)
         self.model, self.driver, self.plan = model, driver_of(changes), plan
         self.device = next(model.parameters()).device
         self.optimizer = plan.optimisation.optimizer(model)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tapernorm.architectures import logits_of
 from tapernorm.models.decoder import Decoder
-from tapernorm.util.compiler import require_compiler
+from tapernorm.util.compiler import has_compiler
 
 from .norm_driver import NormDriver
 from .ranks import leads
@@ -61,9 +61,13 @@ def compiled_loss(
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """`training_loss`, a graph for each form of the norms, for whole micro-batches and for a smaller last one.
 
+    Without a C++ compiler on a CPU it stays eager.
     Norms of many forms, FakeLN's with one after every removal, stay eager: compiling would outlast the training.
     """
-    require_compiler(device)
+    if not has_compiler(device):
+        if leads():
+            print(f"{label}: not compiled, torch.compile needs a C++ compiler on a CPU: install g++", file=sys.stderr)
+        return training_loss
     forms = 1 if driver is None else driver.forms
     if forms > _MOST_FORMS:
         if leads():
