@@ -37,7 +37,10 @@ from .arguments import (
 
 _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
 _FORMS = "unfused: replace each norm by a fixed scale; fused: fold each norm into the linear maps"
-_KINDS = "decode: with a KV cache; rivals: as decode, with DyT and Derf too; last_token: one forward pass of the prompt"
+_KINDS = (
+    "decode: with a KV cache; rivals: as decode, with DyT and Derf too; last_token: one forward pass of the prompt;"
+    " linear: the kernels of a run's linear maps, of which it chooses one"
+)
 
 
 def add(verbs: Verbs) -> None:
@@ -76,9 +79,7 @@ def add(verbs: Verbs) -> None:
         "--jobs-per-gpu N:1": PER_GPU,
         "--threads CPUS": "for linear: number of CPU threads, as hardware.threads; default: 1",
     }
-    made = verbs.add(
-        bench, "measure the decoding speed with and without norms, or of the kernels of linear maps", table
-    )
+    made = verbs.add(bench, "measure the speed of decoding with and without norms, or of linear maps", table)
     config_options(made)
     stands_for(made, hardware__device="--device")
 
