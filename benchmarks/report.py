@@ -19,9 +19,11 @@ class Figure:
     passes: bool | None
     n: int
     samples: tuple[float, ...] = ()  # in the order of the rounds; of a ratio, those of its arms' own figures
+    note: str | None = None  # why it has no bound here, where it has one elsewhere
 
     def row(self) -> dict[str, object]:
-        return {key: value for key, value in asdict(self).items() if key != "samples"}
+        left_out = ("samples",) if self.note else ("samples", "note")
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 
 def figure(
@@ -31,6 +33,7 @@ def figure(
     *,
     at_least: float | None = None,
     at_most: float | None = None,
+    note: str | None = None,
 ) -> Figure:
     """A figure from an interval, from raw samples (their median) or from one number."""
     if isinstance(measured, int | float):
@@ -43,14 +46,15 @@ def figure(
         bound, passes = f">= {at_least:g}", value >= at_least
     if at_most is not None:
         bound, passes = f"<= {at_most:g}", value <= at_most
-    return Figure(name, value, unit, measured.low, measured.high, bound, passes, measured.n, samples)
+    return Figure(name, value, unit, measured.low, measured.high, bound, passes, measured.n, samples, note)
 
 
 def line(f: Figure) -> str:
     """One line of the printed table."""
     interval = f"[{short(f.low)}, {short(f.high)}]" if f.n > 1 else ""
     verdict = {True: "ok", False: "MISSED", None: ""}[f.passes]
-    return f"{f.name:<58} {short(f.value):>9} {f.unit:<6} {interval:<18} n={f.n:<4} {f.bound or '':<10} {verdict}"
+    told = f"{f.bound or '':<10} {verdict}" if f.note is None else f.note
+    return f"{f.name:<58} {short(f.value):>9} {f.unit:<6} {interval:<18} n={f.n:<4} {told}"
 
 
 def short(value: float) -> str:

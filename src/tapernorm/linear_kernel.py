@@ -10,7 +10,7 @@ models, their parameters and their files stay as they are.
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from types import ModuleType, TracebackType
@@ -108,6 +108,7 @@ def _replace(kind: Any, made_from: Callable[[Callable[..., Tensor]], Callable[..
         kind.forward = made_from(kind.forward)
 
 
+@cache  # a compiled graph knows a function by its identity
 def _linear_forward(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(own)
     def forward(self: nn.Linear, input: Tensor) -> Tensor:
@@ -118,6 +119,7 @@ def _linear_forward(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
+@cache
 def _conv1d_forward(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(own)
     def forward(self: Any, x: Tensor) -> Tensor:

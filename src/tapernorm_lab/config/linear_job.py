@@ -14,7 +14,7 @@ from .sections import PositiveInt, Strict
 from .study_runs import trained_arms
 
 _LEAST_ROWS = 64
-_PRODUCTS = 1 << 28  # of one map: larger ones are timed on fewer rows, which a kernel's rate hardly depends on
+_PRODUCTS = 1 << 27  # of one map: larger ones are timed on fewer rows, which a kernel's rate hardly depends on
 
 Shape = tuple[int, int]  # (d_in, d_out)
 

@@ -93,16 +93,16 @@ def test_the_maps_of_a_model_are_its_linear_modules():
     d, keys, f, v = job.d_model, job.n_kv_head * job.head_dim, job.d_ff, job.vocab_size
     assert expected == {(d, d): 2 * 2, (d, keys): 2 * 2, (d, f): 2 * 2, (f, d): 2, (d, v): 1}
     stock = gpt2()
-    width = stock.config.n_embd
+    width, hidden = stock.config.n_embd, stock.config.n_inner
     shapes = {(one.d_in, one.d_out) for one in maps_of(stock, 100)}
-    assert {(width, 3 * width), (width, 4 * width), (4 * width, width)} <= shapes  # Conv1D holds (in, out)
+    assert {(width, 3 * width), (width, hidden), (hidden, width)} <= shapes  # Conv1D holds (in, out)
 
 
 @pytest.mark.parametrize("rows", [10, 10**6])
 def test_a_large_map_is_timed_on_fewer_rows_and_counts_the_same(rows):
     one = LinearMap.at_most(rows, (512, 4096), 3)
     assert one.rows * one.times == pytest.approx(3 * rows)
-    assert one.rows * 512 * 4096 <= max(1 << 28, rows * 512 * 4096 if rows < 64 else 0)
+    assert one.rows * 512 * 4096 <= max(1 << 27, rows * 512 * 4096 if rows < 64 else 0)
 
 
 def test_the_maps_of_a_run_are_those_of_its_models():
