@@ -120,7 +120,7 @@ class Frame:
         self._require_whole(frame, path, texts, remedy)
         if run is not None and (others := set(frame["run"]) - {run}):
             raise UserError(
-                f"{path} is of run {', '.join(others)}, not {run!r}: give the config of that run, or --results of this one"
+                f"{path} is of run {', '.join(others)}, not {run!r}: give the config of that run, or other --results"
             )
         return frame
 

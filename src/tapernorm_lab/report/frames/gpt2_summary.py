@@ -21,7 +21,7 @@ _SAME_SIZE = ("steps", "lr", "batch", "data_hash")
 
 
 def table3_rows(scores: pd.DataFrame, *, run: str) -> list[Row]:
-    """Return one row per size, method and corpus: statistics over seeds of the trained model, and the effect of folding.
+    """Return one row per size, method and corpus: statistics over seeds, and the effect of folding.
 
     Raises:
         UserError: there is no score, a corpus matches no published column, or losses are not comparable.

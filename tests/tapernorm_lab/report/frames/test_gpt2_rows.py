@@ -138,8 +138,8 @@ def test_what_is_missing_damaged_or_given_twice_is_refused(run, tmp_path):
     with pytest.raises(UserError, match=r"missing\.json"):
         gpt2_rows.collect([folder / "missing.json"], [], **RUN)
     for place, change, message in [
-        ("e", lambda d: d["corpora"]["stdlib"]["forms"]["gated"]["rows"].pop("p99_9"), r"holds no rows\.p99_9"),
-        ("u", lambda d: d["job"]["model"].update(method="sorcery"), "method 'sorcery' is none of original, vanilla"),
+        ("e", lambda d: d["corpora"]["stdlib"]["forms"]["gated"]["rows"].pop("p99_9"), r"rows\.p99_9"),
+        ("u", lambda d: d["job"]["model"].update(method="sorcery"), "method 'sorcery'.* original, vanilla"),
     ]:
         document = synthetic_gpt2.evaluation("tiny", "original", None)
         change(document)
