@@ -224,7 +224,7 @@ REFUSED |= {
     ),
     "a seed that is not the config's": (
         ["--config", CONFIG, *CELL[:4], "--seed", "7"],
-        "--seed 7 is not among those of this config: 1, 2; another one is --set 'seeds=[7]'",
+        "--set 'seeds=[7]'",
     ),
     "a config that is a list": (["--config", str(Path(__file__)), *CELL], "is not YAML: line "),
     "a job of too many digits": (["--job", '{"seed": ' + "1" * 5000 + "}", "--hardware", HARD], "too many digits"),

@@ -188,5 +188,5 @@ def test_damaged_rows_are_named(run, tmp_path, damage, name):
     with pytest.raises(UserError) as raised:
         rows.read(tmp_path)
     assert str(path) in str(raised.value)
-    assert "make it with `tapernorm rows training`" in str(raised.value)
+    assert "`tapernorm rows training`" in str(raised.value)
     assert "\n" not in str(raised.value)
