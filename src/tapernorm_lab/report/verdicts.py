@@ -17,10 +17,9 @@ class Verdict(StrEnum):
 
 
 RULE = (
-    "Reproduced: every estimate's whole interval lies within the bounds of the claim. Not reproduced: some interval"
-    " lies wholly outside. Not testable at this scale: anything else. That is nothing measured, a single run, or an"
-    " interval that crosses a bound. A setting that the claim is not about is not testable either, whatever the numbers"
-    " say."
+    "Reproduced: the interval of every estimate lies within the bounds of the claim. Not reproduced: some interval"
+    " lies outside the bounds. Not testable at this scale: all other cases. Those are no measurement, a single run, or"
+    " an interval that crosses a bound. A setting other than the claim's is not testable either, whatever its numbers."
 )
 
 
