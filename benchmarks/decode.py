@@ -1,4 +1,4 @@
-"""Decoding speed on a CPU: against transformers' generate, with and without norms, and against the memory's limit."""
+"""Decoding speed on a CPU: against transformers' generate, with and without norms, and against memory bandwidth."""
 
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -26,7 +26,7 @@ FUSED_OVER_BASELINE = {64: 1.25, 512: 1.03}
 
 
 def shape(d_model: int) -> DecoderConfig:
-    """The paper's smallest and largest decoder."""
+    """Return the shape of the paper's decoder of width `d_model`."""
     return DecoderConfig(
         vocab_size=10000,
         d_model=d_model,
@@ -43,6 +43,7 @@ def shape(d_model: int) -> DecoderConfig:
 
 
 def measure() -> Iterator[Figure]:
+    """Yield the figures of the paper's smallest and largest decoder, on one and on two threads."""
     for threads in (1, 2):
         for d_model in (64, 512):
             yield from _over_transformers(d_model, threads)

@@ -183,7 +183,7 @@ def test_what_a_hook_of_a_map_does_with_its_input_is_seen(register, monkeypatch)
 def test_a_hook_of_a_norm_would_be_lost(which, fused):
     model = mixed()
     getattr(model.blocks[0].ln_1, which)(lambda *_: None)
-    with pytest.raises(UserError, match=rf"cannot fold {NORM}: it carries a forward hook, .* remove the hook first"):
+    with pytest.raises(UserError, match=rf"cannot fold {NORM}: .*forward hook"):
         fold(model, fused=fused)
 
 

@@ -141,12 +141,10 @@ def test_only_at_gate_one_is_a_plain_model_the_same_function():
     model, driver = builders.calibrated(0.37)
     for g in (0.37, 0.0):
         driver.set_gate(g)
-        with pytest.raises(
-            UserError, match=rf"the gate is {g:g} in a taper .*: Taper.set_gate\(1\) .* or fold\(model\)"
-        ):
+        with pytest.raises(UserError, match=rf"the gate is {g:g}, .*Taper\.set_gate\(1\) .* fold\(model\)"):
             driver.detach()
     driver.set_step(SCHEDULE.start)  # exactly 1, and mixing
-    with pytest.raises(UserError, match="the gate is 1 in a taper that has started"):
+    with pytest.raises(UserError, match=r"the gate is 1, .*Taper\.set_gate\(1\)"):
         driver.detach()
     assert len(tapered_norms(model)) == 4
     driver.set_gate(1.0)
@@ -164,7 +162,7 @@ def test_a_detached_taper_refuses_to_drive():
         lambda: driver.set_gate(1.0),
         lambda: driver.set_step(0),
     ):
-        with pytest.raises(UserError, match=r"this taper is detached and drives nothing: attach\(model\) gives a new"):
+        with pytest.raises(UserError, match=r"detached .*attach\(model\)"):
             call()
 
 

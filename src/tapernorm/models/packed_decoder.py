@@ -1,8 +1,8 @@
-"""A decoder packed for incremental decoding: q,k,v in one matrix, gate,up in another, and no module that does nothing.
+"""A decoder packed for incremental decoding: q, k, v in one matrix, gate and up in another, and no identity modules.
 
 B batch, T time, D d_model, H heads, K key-value heads, E head size, S cache capacity, V vocabulary.
 
-Packing changes no number beyond the order of sums; checkpoints keep the Hugging Face names.
+Packing changes nothing but the order of sums.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from .decoder import Block, Decoder, RotaryTable
 from .kv_cache import KVCache
 
-_ONEDNN = torch.ops.mkldnn  # what torch.compile's own frozen linear maps call
-_BLOCKED_BYTES = 1 << 20  # below, a weight stays in the cache and oneDNN's call costs more than its layout saves
-Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
+_ONEDNN = torch.ops.mkldnn  # the operators that torch.compile uses for frozen linear maps
+_BLOCKED_BYTES = 1 << 20  # a smaller weight fits the CPU cache, and oneDNN's call costs more than its layout saves
+Position = (
+    int | Tensor
+)  # of the first token: eager mode slices by an int, one graph serves all positions of a tensor ()
 
 
 class PackedBlock(nn.Module):
-    """One block over a cache."""
+    """One block of a `PackedDecoder`."""
 
     def __init__(self, block: Block, n_head: int, n_kv_head: int) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class PackedBlock(nn.Module):
         position: Position,
         mask: Tensor | None,
     ) -> Tensor:
-        """h (B, T, D) -> (B, T, D); writes the T new keys and values at `position` of the cache, if there is one."""
+        """Apply the block to h (B, T, D), and write the T new keys and values at `position` of the cache, if any."""
         x = h if self.attention_norm is None else self.attention_norm(h)
         q, keys, values = self._heads(self.qkv(x), cos, sin)
         if cached is not None:
@@ -59,7 +61,7 @@ class PackedBlock(nn.Module):
         return h + self.down(F.silu(gate) * up)
 
     def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, (H + 2 K) E) -> rotated q (B, H, T, E) and k (B, K, T, E), and v (B, K, T, E)."""
+        """Split x (B, T, (H + 2 K) E) into q (B, H, T, E), k and v (B, K, T, E), and rotate q and k."""
         heads = x.unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1)).transpose(1, 2)
         qk, v = heads.split((self.n_head + self.n_kv_head, self.n_kv_head), dim=1)
         left, right = qk.chunk(2, dim=-1)
@@ -69,7 +71,10 @@ class PackedBlock(nn.Module):
 
 
 class PackedDecoder(nn.Module):
-    """Incremental form of a `Decoder`, tapered at any gate or folded. Weights that need no packing are shared."""
+    """Incremental form of a `Decoder`, which may be tapered at any gate or folded.
+
+    Weights that need no packing are shared with the `Decoder`.
+    """
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -83,13 +88,14 @@ class PackedDecoder(nn.Module):
         self.rotary: RotaryTable = blocks[0].self_attn.rotary
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
-        """Logits (B, V) after the last of `tokens` (B, T), which stand at `position` ... of the cache.
+        """Return the logits (B, V) after the last of `tokens` (B, T), whose first stands at `position` of the cache.
 
-        A tensor position attends over the whole cache under a mask, so that one graph serves every step; an int
-        attends over what is filled. Without a cache the tokens are all there is.
+        With a tensor position, attention reads the whole cache under a mask, so that one graph serves every step. With
+        an int, it reads the filled part. Without a cache, it reads `tokens` alone.
 
         Raises:
-            ValueError: the tokens pass the end of the cache (without one, of the context), or are no row per sequence.
+            ValueError: the tokens exceed the cache, or without a cache the context. Or their rows do not match the
+                cache's.
         """
         self._require_room(tokens, cache, position)
         h = self.embed(tokens)  # (B, T, D)
@@ -103,15 +109,18 @@ class PackedDecoder(nn.Module):
     def _require_room(self, tokens: Tensor, cache: KVCache | None, position: Position) -> None:
         rows, length = tokens.shape
         room = self.config.context if cache is None else cache.capacity
-        if isinstance(position, int) and position + length > room:  # a tensor stays unread; writing there checks it
-            raise ValueError(f"{length} tokens at position {position} exceed the {room} that there is room for")
+        if isinstance(position, int) and position + length > room:  # index_copy_ checks a tensor, without a device sync
+            raise ValueError(f"{length} tokens at position {position} exceed the capacity of {room} tokens")
         if cache is not None and rows != len(cache.keys[0]):
             raise ValueError(f"{rows} rows of tokens do not fit a cache of {len(cache.keys[0])} sequences")
 
     def _geometry(
         self, tokens: Tensor, cache: KVCache | None, position: Position, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """cos and sin, (T, E) or where pads shift the rows (B, 1, T, E), and the mask, None where causality says it."""
+        """Return cos, sin and the attention mask. The mask is None if attention is plainly causal.
+
+        cos and sin are (T, E), or (B, 1, T, E) if pads shift the rows.
+        """
         length = tokens.shape[1]
         pads = None if cache is None else cache.pads
         if pads is None and isinstance(position, int) and (position == 0 or length == 1):
@@ -124,9 +133,9 @@ class PackedDecoder(nn.Module):
         return self.rotary.cos[shifted].to(dtype), self.rotary.sin[shifted].to(dtype), mask
 
     def _mask(self, columns: Tensor, cache: KVCache, position: Position) -> Tensor:
-        """Which cache columns each token sees, (B or 1, 1, T, S).
+        """Return which cache columns each token attends to, (B or 1, 1, T, S) bool.
 
-        A pad token sees itself, so that its softmax has something to divide by.
+        A pad token attends to itself, so that its softmax is not empty.
         """
         seen = cache.capacity if isinstance(position, Tensor) else position + len(columns)
         slots = torch.arange(seen, device=columns.device)
@@ -137,10 +146,10 @@ class PackedDecoder(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """The linear maps `layers` of one input as a single one, their outputs one after the other; weights are frozen.
+    """Linear maps of one input packed into one, with concatenated outputs and frozen weights.
 
-    In float32 on a CPU a second copy of a weight beyond the cache lies in oneDNN's blocked layout, which its kernels
-    read at nearly twice the speed of the plain one. torch.compile lays out the plain weight as it likes.
+    In float32 on a CPU, a weight that exceeds the cache gets a second copy in oneDNN's blocked layout. Its kernels read
+    this copy at nearly twice the speed. torch.compile uses the plain weight and chooses its own layout.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
@@ -151,6 +160,7 @@ class PackedLinear(nn.Module):
         self._blocked = self._in_blocks()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the packed map to x (..., in)."""
         if self._blocked is None or torch.compiler.is_compiling():
             return F.linear(x, self.weight, self.bias)
         return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
@@ -169,7 +179,7 @@ class PackedLinear(nn.Module):
 
 
 def _frozen(parts: list[Tensor]) -> nn.Parameter:
-    """`parts` one after the other; a single one is shared, not copied."""
+    """Concatenate `parts` into a frozen parameter. A single part is shared, not copied."""
     whole = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])
     return nn.Parameter(whole, requires_grad=False)
 
@@ -179,7 +189,7 @@ def _working(norm: nn.Module) -> nn.Module | None:
 
 
 def _write(cached: Tensor, new: Tensor, position: Position) -> Tensor:
-    """Put `new` (B, K, T, E) at `position`; what the tokens may look at: the filled part, or all under a mask."""
+    """Write `new` (B, K, T, E) at `position`, and return what attention reads: the filled part, or all with a mask."""
     length = new.shape[2]
     if isinstance(position, Tensor):
         cached.index_copy_(2, position + torch.arange(length, device=new.device), new)
