@@ -162,7 +162,7 @@ def select_norms(model: nn.Module, *, final: bool, sites: Sequence[str] | None) 
     An internal norm is chosen if it matches a pattern of `sites`, or if `sites` is None.
 
     Raises:
-        UserError: `sites` is no list of strings, or a pattern matches no internal norm.
+        UserError: `sites` is not a list of strings, or a pattern matches no internal norm.
     """
     arch = architecture_of(model)
     internal = arch.internal_norms(model)
@@ -171,7 +171,9 @@ def select_norms(model: nn.Module, *, final: bool, sites: Sequence[str] | None) 
     sites = None if sites is None else list(sites)
     for pattern in sites or ():
         if not isinstance(pattern, str):
-            raise UserError(f"sites must be a list of patterns for names of norms, and {pattern!r} in it is no string")
+            raise UserError(
+                f"sites must be a list of patterns for names of norms, and {pattern!r} in it is not a string"
+            )
         if not any(fnmatchcase(name, pattern) for name in internal):
             raise UserError(f"sites: {pattern!r} matches no internal norm; internal norms: {', '.join(internal)}")
     chosen = [n for n in internal if sites is None or any(fnmatchcase(n, p) for p in sites)]

@@ -68,7 +68,7 @@ def require_own_weights(model: nn.Module, names: Collection[str]) -> None:
             hooked = isinstance(module.__dict__.get(part), Tensor)
             if hooked or (name in names and is_parametrized(module, part)):
                 raise UserError(
-                    f"{name}.{part} is no parameter, and no norm can be folded into it: a "
+                    f"{name}.{part} is not a parameter, and no norm can be folded into it: a "
                     f"{'forward pre-hook' if hooked else 'parametrization'} (pruning, weight_norm, spectral_norm) "
                     "recomputes it in each pass. Make it permanent first: torch.nn.utils.prune.remove, "
                     "remove_weight_norm, remove_spectral_norm or parametrize.remove_parametrizations"

@@ -58,7 +58,7 @@ def save(
 
     Raises:
         UserError: the model has no such form, or `stock` was requested in float16. The exported model does not compute
-            what the folded model computes. The folder holds files that are no export.
+            what the folded model computes. The folder holds other files than an export.
     """
     target = Path(folder)
     if form not in FORMS:
@@ -162,7 +162,7 @@ def require_exportable(folder: Path) -> None:
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not (folder / FILE).is_file():
-        raise UserError(f"{folder} holds files that are no export: give a new folder, or empty this one")
+        raise UserError(f"{folder} holds files that are not an export: give a new folder, or empty this one")
     SelfCheck.read(folder)
 
 

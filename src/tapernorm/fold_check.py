@@ -114,7 +114,7 @@ def require_foldable(model: nn.Module, consumers: Mapping[str, list[str]], token
         tokens: ids (B, T) of the forward pass.
 
     Raises:
-        UserError: a consumer is no known linear map or has other inputs. A norm feeds anything else.
+        UserError: a consumer is not a known linear map, or it has other inputs. A norm feeds anything else.
     """
     for norm, names in consumers.items():
         for name in names:

@@ -64,7 +64,7 @@ def kind_of(norm: nn.Module) -> Kind:
     """Return the kind of a norm, plain or tapered."""
     kind = _kind(type(norm))
     if kind is None:
-        raise UserError(f"{type(norm).__name__} is no known norm; known norms: {_known_norms()}")
+        raise UserError(f"{type(norm).__name__} is not a known norm; known norms: {_known_norms()}")
     return kind
 
 

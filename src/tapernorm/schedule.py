@@ -15,7 +15,7 @@ class GateSchedule:
         end: k_end, the first optimizer step at g = 0.
 
     Raises:
-        ValueError: start or end is no integer, or 1 <= start < end does not hold.
+        ValueError: start or end is not an integer, or 1 <= start < end does not hold.
     """
 
     start: int

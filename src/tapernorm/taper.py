@@ -220,7 +220,7 @@ class Taper:
         The first step at or after `schedule.start` calibrates the model, unless it is calibrated already.
 
         Raises:
-            UserError: `step` is no integer >= 0, there is no schedule, or nothing was observed before `schedule.start`.
+            UserError: `step` is not an integer >= 0, there is no schedule, or nothing was observed before its start.
         """
         self._require_attached()
         if (known := whole_number(step)) is None or known < 0:

@@ -304,7 +304,7 @@ def test_what_is_no_norm_has_no_kind():
     assert not is_norm(torch.nn.Linear(2, 2))
     assert is_norm(plain_norm("layernorm", 7))
     assert is_norm(tapered_norm("rmsnorm", 7, 1.0))
-    with pytest.raises(UserError, match="a Linear is no norm of a known kind; known norms: RMSNorm, LayerNorm, Llama"):
+    with pytest.raises(UserError, match="Linear is not a known norm; known norms: RMSNorm, LayerNorm, Llama"):
         kind_of(torch.nn.Linear(2, 2))
 
 

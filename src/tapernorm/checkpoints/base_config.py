@@ -29,7 +29,7 @@ def read_config(folder: Path) -> tuple[type, Any]:
     """Return class and config of the transformers model in `folder`.
 
     Raises:
-        UserError: there is no readable config, its class is unknown, or the model is quantised, an adapter or a pickle.
+        UserError: there is no readable config, or its class is unknown. The model is an adapter, quantised or pickled.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig

@@ -143,7 +143,7 @@ def tokenizer_of_gguf(path: Path) -> Any:
 
     said = _File.open(path, strings=("tokens", "merges")).tokenizer()
     if missing := sorted({"model", "tokens", "token_type", "merges"} - said.keys()):
-        raise UserError(f"{path} has no complete tokenizer, it lacks {', '.join(missing)}: {_AS_FOLDER}")
+        raise UserError(f"{path} has an incomplete tokenizer, which lacks {', '.join(missing)}: {_AS_FOLDER}")
     if said["model"] != "gpt2" or said.get("pre") not in _CUTS:
         raise UserError(
             f"the tokenizer in {path} has the model {said['model']!r} and the pre-tokenizer {said.get('pre')!r}; "

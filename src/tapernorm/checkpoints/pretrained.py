@@ -47,7 +47,7 @@ def find(source: str | Path, *, weights: bool = True) -> Path:
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"no model {str(source)!r}: it is no folder, and the hub does not provide it ({reason}). Give a folder "
+            f"no model {str(source)!r}: it is not a folder, and the hub does not provide it ({reason}). Give a folder "
             "with config.json and model.safetensors, a .gguf file, or a hub name with a network connection"
         ) from None
 

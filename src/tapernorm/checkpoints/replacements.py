@@ -17,7 +17,7 @@ Restore = Callable[[nn.Module, Sequence[str], Mapping[str, Tensor]], None]
 
 
 def word_of(module: nn.Module) -> str | None:
-    """Return the word in config.json of a module that replaces a plain one, or None if it is no replacement."""
+    """Return the word in config.json of a module that replaces a plain one, or None if it is not a replacement."""
     return getattr(type(module), "stored_as", None)
 
 

@@ -61,7 +61,9 @@ class SelfCheck:
         """
         path = folder / FILE
         if not path.is_file():
-            raise UserError(f"{folder} has no {FILE}: it is no export, or an incomplete one; export the model again")
+            raise UserError(
+                f"{folder} has no {FILE}: it is not an export, or an incomplete one; export the model again"
+            )
         try:
             with safe_open(path, framework="pt") as opened:
                 told = opened.metadata() or {}

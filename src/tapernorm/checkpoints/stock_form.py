@@ -40,7 +40,7 @@ def why_not_stock(model: nn.Module, tapered: set[str]) -> str | None:
     """Return why a model with the tapered norms `tapered` (full names) has no stock form. None: it has one."""
     arch = architecture_of(model)
     if not arch.hugging_face:
-        return f"a {type(model).__name__} is no class of transformers"
+        return f"a {type(model).__name__} is not a class of transformers"
     if kept := kept_norms(model, tapered):
         shown = ", ".join(kept[:3]) + (f" and {len(kept) - 3} more" if len(kept) > 3 else "")
         return f"all norms read one eps in the config, and {shown} would stop normalising too"

@@ -52,7 +52,7 @@ class TaperCallback(TrainerCallback):
 
         Args:
             outputs: the model's outputs, with logits (B, T, V).
-            labels: token ids (B, T). -100 marks a position that is no target.
+            labels: token ids (B, T). -100 marks a position that is not a target.
             num_items_in_batch: number of labels in all micro-batches of the optimizer step, as the Trainer counts them.
                 It weights this micro-batch by its share. None means that the step has one micro-batch.
         """

@@ -61,7 +61,10 @@ class PackedBlock(nn.Module):
         return h + self.down(F.silu(gate) * up)
 
     def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split x (B, T, (H + 2 K) E) into q (B, H, T, E), k and v (B, K, T, E), and rotate q and k."""
+        """Split x (B, T, (H + 2 K) E) into q, k and v, and rotate q and k.
+
+        q is (B, H, T, E), and k and v are (B, K, T, E).
+        """
         heads = x.unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1)).transpose(1, 2)
         qk, v = heads.split((self.n_head + self.n_kv_head, self.n_kv_head), dim=1)
         left, right = qk.chunk(2, dim=-1)

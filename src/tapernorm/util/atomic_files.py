@@ -125,7 +125,7 @@ def read_json(path: Path) -> Any:
     except ValueError as error:
         raise UserError(f"{path} is damaged (it is not JSON: {error}): {_REMEDY}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged (it holds no JSON object): {_REMEDY}")
+        raise UserError(f"{path} is damaged (it is not a JSON object): {_REMEDY}")
     return value
 
 
@@ -133,7 +133,7 @@ def parse_json(text: str, make_object: Callable[[list[tuple[str, Any]]], Any] | 
     """Parse JSON text.
 
     Raises:
-        ValueError: the text is no JSON, is nested too deeply, or holds an integer of too many digits.
+        ValueError: the text is not JSON, is nested too deeply, or holds an integer of too many digits.
     """
     try:
         return json.loads(text, object_pairs_hook=make_object)

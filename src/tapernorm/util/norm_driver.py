@@ -61,7 +61,7 @@ def load_buffers(
         what: the kind of driver, for the message.
 
     Raises:
-        UserError: the names differ, or a value is no tensor of its buffer's shape.
+        UserError: the names differ, or a value is not a tensor of its buffer's shape.
     """
     if different := sorted(state.keys() ^ {*buffers, *others}):
         raise UserError(f"this {what} state belongs to another model: missing or unknown {', '.join(different)}")

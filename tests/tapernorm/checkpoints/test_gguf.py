@@ -108,7 +108,7 @@ def one(value: float):
     ("options", "message"),
     [
         ({"say": one(8.0)}, r"llama\.rope\.scaling\.factor = 8\.0"),
-        ({"say": lambda w: w.add_expert_count(4)}, "says llama.expert_count = 4"),
+        ({"say": lambda w: w.add_expert_count(4)}, r"llama\.expert_count = 4"),
         ({"say": lambda w: w.add_key_length(24)}, r"16 of the 24 .*rope\.dimension_count"),
         ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "unexpected: rope_freqs.weight"),
         ({"packed": Q.Q5_1}, "of ggml type 7, which is not supported yet"),
