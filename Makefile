@@ -105,12 +105,18 @@ define with_python
 	$(1)
 endef
 
+# Jobs are short, and compiling what they import would take longer than many of them. The first import keeps the bytecode.
+IMPORT_ALL := from importlib import import_module; from pkgutil import walk_packages; import pytest, snakemake.cli; \
+    [import_module(m.name) for p in ('tapernorm', 'tapernorm_lab') \
+    for m in walk_packages(import_module(p).__path__, p + '.')]
+
 $(READY): requirements.lock pyproject.toml
 	$(call with_python,"$$PYTHON" -m venv $(VENV))
 	@echo "make: installing the packages of requirements.lock into $(VENV), some minutes"
 	@$(PIP) install --no-compile -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m pip --disable-pip-version-check check > $(VENV)/check.log || { cat $(VENV)/check.log >&2; exit 1; }
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c "$(IMPORT_ALL)"
 	@touch $@
 	@echo "make: $(VENV) is ready; next: make tables (minutes), or make help for all targets"
 

@@ -1,4 +1,4 @@
-"""What `tapernorm VERB` does, a module per stage; each parses, loads, calls one function of the library, and writes.
+"""The verbs of `tapernorm`, one module per stage. A verb parses, loads, calls one function, and writes.
 
-Heavy imports stay inside the verbs: `tapernorm --help` must be instant.
+Heavy imports stay inside the verbs, so that `tapernorm --help` is instant.
 """

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the job that they name."""
+"""The options that several verbs share, and the job that these options name."""
 
 import argparse
 import math
@@ -22,7 +22,7 @@ Verb = Callable[[argparse.Namespace], int | None]  # returns the exit code, wher
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that tells of an option's fault in one line, and of any other with the usage."""
+    """A parser that reports a faulty option in one line, and any other fault together with the usage."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("argument -"):
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Verbs:
-    """The verbs of the command line, as they are added, in groups."""
+    """The verbs of the command line, listed by group in the help."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parsers = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
@@ -42,7 +42,7 @@ class Verbs:
         self._parser.epilog = f"{self._parser.epilog or ''}\n{title}:\n"
 
     def add(self, run: Verb, summary: str, table: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
-        """A verb named as the function that it runs, with the options of `table`, as `options` takes it."""
+        """Add a verb with the name of the function `run` and the options in `table`, which `options` describes."""
         self._parser.epilog = f"{self._parser.epilog or ''}  {run.__name__:<10} {summary}\n"
         made = self._parsers.add_parser(run.__name__, description=summary[0].upper() + summary[1:] + ".")
         made.set_defaults(verb=run, written=[])
@@ -50,58 +50,53 @@ class Verbs:
         return made
 
 
-# The types of options, by the name of their value
-
-
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """The type of an option that is an integer from `least` to `most`."""
+    """Return the type of an option that is an integer from `least` to `most`."""
 
     def number(text: str) -> int:
         value = int(text)
         if value < least:
-            raise argparse.ArgumentTypeError(
-                f"{value} is {'not a positive number' if least == 1 else f'below {least}'}"
-            )
+            raise argparse.ArgumentTypeError(f"{value} is below {least}: give {least} or more")
         if value > most:
-            raise argparse.ArgumentTypeError(f"{text} is above {most}")
+            raise argparse.ArgumentTypeError(f"{value} is above {most}: give {most} or less")
         return value
 
     return number
 
 
 def path(text: str) -> Path:
-    """The type of an option that names a file or folder; an empty name would be the current folder."""
+    """Parse an option that names a file or folder. `Path` would read an empty name as the current folder."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the name is empty: give a file or folder")
     return Path(text)
 
 
 def positive_real(text: str) -> float:
-    """The type of an option that is a finite number above 0."""
+    """Parse an option that is a finite number above 0."""
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"{text} is out of range: give a finite number above 0")
     return value
 
 
 def run_name(text: str) -> str:
-    """The type of an option that names a run."""
+    """Parse an option that names a run."""
     if not re.fullmatch(RUN_NAME, text) or len(text) > NAME_LENGTH:
         raise argparse.ArgumentTypeError(
-            f"{_shortened(text)} is no name of a run: up to {NAME_LENGTH} letters, digits, dots, underscores and dashes"
+            f"{_shortened(text)} cannot name a run: give up to {NAME_LENGTH} letters, digits, dots, underscores, dashes"
         )
     return text
 
 
 def cpus(text: str) -> int:
-    """How many CPUs, of those of this machine."""
+    """Parse a number of CPU threads, from 1 to what this machine allows."""
     return whole(1, most_threads())(text)
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("DIR", "FILE"), path),
     **dict.fromkeys(("N", "D", "K"), whole(1)),
-    **dict.fromkeys(("STEPS", "ROWS", "TOKENS", "SEED", "THREADS"), int),  # of a request, whose ranges are its own
+    **dict.fromkeys(("STEPS", "ROWS", "TOKENS", "SEED", "THREADS"), int),  # `own_model.options` checks their ranges
     "CPUS": cpus,
     "S": whole(0, 2**63 - 1),
     "X": float,
@@ -112,17 +107,18 @@ _OPTION = re.compile(r"(\S+?)(?: (.+?))?([+*?])?(?::(\S+))?(!)?")
 
 
 def options(made: argparse._ActionsContainer, table: Mapping[str, str]) -> None:
-    """Add options: how each is typed -> its help.
+    """Add the options of `table`, which maps the notation of each option to its help.
 
-    `--name` is a switch, `--name VALUE` takes a value whose type goes by its name (`_TYPES`), `--name a|b` takes one of
-    these words. After it come `+`, `*` or `?` for several, `:X` for a default, and `!` where the option must be given.
-    A word without dashes is an argument by its place.
+    `--name` is a switch. `--name VALUE` takes a value of the type in `_TYPES`. `--name a|b` takes one of these words.
+    A suffix `+`, `*` or `?` sets the number of values, `:X` sets a default, and `!` makes the option required.
+    A name without dashes is a positional argument. The help ends with the default, where there is one.
     """
     for written, said in table.items():
         found = _OPTION.fullmatch(written)
         assert found is not None, written
         name, value, many, default, required = found.groups()
-        more: dict[str, Any] = {"help": said.replace("%", "%%") or None}
+        shown = said if default is None else f"{said}; default: {default}"
+        more: dict[str, Any] = {"help": shown.replace("%", "%%")}
         if many:
             more["nargs"] = many
         if required:
@@ -137,50 +133,48 @@ def options(made: argparse._ActionsContainer, table: Mapping[str, str]) -> None:
         made.add_argument(name if name.startswith("-") else name.lower(), **more)
 
 
-DEVICE = {
-    "--device auto|cpu|cuda:auto": "",
-    "--jobs-per-gpu N:1": "that share one GPU, as hardware.jobs_per_gpu",
-    "--threads CPUS:1": "CPU threads",
-}
+ON_DEVICE = "where to compute; auto: on a GPU if there is one"
+PER_GPU = "number of jobs that may share one GPU, as hardware.jobs_per_gpu"
+THREADS = "number of CPU threads"
+DEVICE = {"--device auto|cpu|cuda:auto": ON_DEVICE, "--jobs-per-gpu N:1": PER_GPU, "--threads CPUS:1": THREADS}
 TRAINING = {
-    "--hardware JSON": "hardware section of a config: needed with --job, and in place of the one in --config",
-    "--threads CPUS": "CPU threads, in place of hardware.threads",
+    "--hardware JSON": "a config's hardware section; required with --job; with --config: replaces the file's section",
+    "--threads CPUS": "number of CPU threads; replaces hardware.threads",
 }
-OVERWRITE = {"--overwrite": "delete what another job of this verb wrote into --out; nothing else"}
+OVERWRITE = {"--overwrite": "delete the files that another job of this verb wrote into --out, and no others"}
 
 
 def config_options(made: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """The options that name a job: a config that has it, or the job itself."""
+    """Add the options that name a job: --config or --job, and --set."""
     source = made.add_mutually_exclusive_group(required=required)
-    source.add_argument("--config", metavar="FILE", help="config of a run, such as config/demo.yaml")
-    source.add_argument("--job", metavar="JSON", help="exactly the settings of this job, as the workflow gives them")
+    source.add_argument("--config", metavar="FILE", help="config file of a run, such as config/demo.yaml")
+    source.add_argument("--job", metavar="JSON", help="the settings of this job alone, as the workflow passes them")
     set_option(made)
 
 
 def set_option(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one config setting")
+    """Add --set."""
+    said = "replace one setting of --config, such as train.lr=1e-3; may be repeated"
+    made.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=said)
 
 
 def stands_for(made: argparse.ArgumentParser, **names: str) -> None:
-    """Name options in messages in place of the config keys that they stand for (section__key)."""
+    """Make messages name an option in place of the config key that it sets, given as section__key."""
     named = {key.replace("__", "."): option for key, option in names.items()}
     made.set_defaults(option_names={**(made.get_default("option_names") or {}), **named})
 
 
 @contextmanager
 def writes(arguments: argparse.Namespace, *names: str) -> Iterator[None]:
-    """Claim the files that a verb writes inside: `names` in the folder --out, or --out itself.
+    """Claim the files that a verb writes: `names` in the folder --out, or the file --out without `names`.
 
     Raises:
-        UserError: one of them is there, and tapernorm did not write it.
+        UserError: one of the files exists, and tapernorm did not write it.
     """
     files = [arguments.out / name for name in names] or [arguments.out]
     with output_files(files, arguments.verb.__name__):
         yield
     arguments.written.extend(files)
-
-
-# What belongs together
 
 
 def require_options(
@@ -191,16 +185,23 @@ def require_options(
     may: Collection[str] = (),
     of: Collection[str],
 ) -> None:
-    """Raise UserError unless `what` comes with the options of `needs`, and of the options `of` only with those it may.
+    """Check the options that `what` needs and those that it may take. Options are named as in `arguments`.
 
-    Options are named as in `arguments`.
+    Args:
+        what: the subject of the message.
+        needs: options that must be given.
+        may: options that may be given besides.
+        of: all options that are checked; any other option is left alone.
+
+    Raises:
+        UserError: an option of `needs` is missing, or one of `of` is given that is in neither `needs` nor `may`.
     """
     values = {name: getattr(arguments, name) for name in (*of, *needs)}
     given = {name for name, value in values.items() if value is not None and value is not False and value != []}
     if missing := [name for name in needs if name not in given]:
-        raise UserError(f"{what} needs {_typed(missing)}: name it")
+        raise UserError(f"{what} needs {_typed(missing)}: add it")
     if wrong := [name for name in of if name in given and name not in (*needs, *may)]:
-        raise UserError(f"{what} takes no {_typed(wrong)}: leave it out")
+        raise UserError(f"{what} takes no {_typed(wrong)}: remove it")
 
 
 def _typed(names: Collection[str]) -> str:
@@ -209,29 +210,29 @@ def _typed(names: Collection[str]) -> str:
 
 
 def cell_of(arguments: argparse.Namespace, *names: str) -> tuple[Any, ...]:
-    """The options that choose one job of a --config file; all of them are needed there, and none with a --job.
+    """Return the values of the options that choose one job of a --config file.
 
     Raises:
-        UserError: some are missing, or given with a --job.
+        UserError: one is missing beside --config, or given beside --job.
     """
     if arguments.job is not None:
-        require_options(arguments, "a --job, which names its own settings,", of=names)
+        require_options(arguments, "a --job, which holds all settings,", of=names)
     elif arguments.config is not None:
         require_options(arguments, "--config", needs=names, of=names)
     return tuple(getattr(arguments, name) for name in names)
 
 
 def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config], Job], *others: type[Job]) -> Job:
-    """The job given as JSON, or cut from the config file.
+    """Return the job that --job gives as JSON, or that `cut` takes from the --config file.
 
     Args:
-        others: further kinds that the job may be of; JSON is of the kind whose settings it shares most of.
+        others: further classes that the job may have. JSON gets the class whose field names differ least from its keys.
     """
     if arguments.job is None and arguments.config is None:
-        raise UserError("name the config of the run with --config")
+        raise UserError("no job is named: give the config of the run with --config")
     if arguments.job is not None:
         if arguments.set:
-            raise UserError("--set changes a --config file; it does nothing to a --job")
+            raise UserError("--set changes a --config file, not a --job: change the JSON of --job")
         raw = from_json(arguments.job, "--job")
         keys = set(raw) if isinstance(raw, dict) else kind.model_fields.keys()
         return parse(min((kind, *others), key=lambda one: len(keys ^ one.model_fields.keys())), raw, "--job")
@@ -243,40 +244,40 @@ def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config
 def hardware_of(
     arguments: argparse.Namespace, cut: Callable[[Config], HardwareConfig] = lambda config: config.hardware
 ) -> HardwareConfig:
-    """The hardware given as JSON, or cut from the config file, with --threads on top."""
+    """Return the hardware in --hardware, or what `cut` takes from the config file. --threads overrides both."""
     if arguments.hardware is not None:
         hardware = parse(HardwareConfig, from_json(arguments.hardware, "--hardware"), "--hardware")
     elif arguments.config is not None:
         hardware = cut(load_config(arguments.config, arguments.set))
     else:
-        raise UserError("--job needs --hardware: the hardware section of a config, as JSON")
+        raise UserError("--job needs --hardware: add the hardware section of a config, as JSON")
     return hardware if arguments.threads is None else hardware.model_copy(update={"threads": arguments.threads})
 
 
 def named_folders(given: list[str], option: str) -> dict[str, Path]:
-    """NAME=DIR options as a mapping.
+    """Parse NAME=DIR values into a mapping.
 
     Raises:
-        UserError: one is written otherwise, or a name is given twice.
+        UserError: a value has another form, or a name occurs twice.
     """
     found: dict[str, Path] = {}
     for words in given:
         name, folder = named(words, option, "DIR")
         if name in found:
-            raise UserError(f"{option}: {name!r} is given twice")
+            raise UserError(f"{option}: {name!r} is given twice: rename one")
         found[name] = Path(folder)
     return found
 
 
 def named(given: str, option: str, what: str) -> tuple[str, str]:
-    """The two sides of a NAME=... option. The name names folders and files.
+    """Split a NAME=... value into its name and the rest. The name becomes a file or folder name.
 
     Raises:
-        UserError: it is written otherwise, or the name could lead elsewhere or is too long.
+        UserError: the value has another form, or the name is too long or has a character that a path would interpret.
     """
     name, equals, value = given.partition("=")
     if not equals or not value or not NAME.fullmatch(name):
-        rule = f"write it as NAME={what}, the name in letters, digits, underscores and dashes"
+        rule = f"write it as NAME={what}, with letters, digits, underscores and dashes in the name"
         raise UserError(f"{option} {_shortened(given)}: {rule}")
     if len(name.encode()) > NAME_LENGTH:
         raise UserError(f"{option} {_shortened(given)}: the name has more than {NAME_LENGTH} bytes; shorten it")
@@ -284,10 +285,15 @@ def named(given: str, option: str, what: str) -> tuple[str, str]:
 
 
 def from_json(text: str, option: str) -> object:
+    """Parse the JSON value of an option.
+
+    Raises:
+        UserError: it is no JSON.
+    """
     try:
         return parse_json(text)
     except ValueError as error:
-        raise UserError(f"{option} is not JSON ({error}): quote it as one argument") from None
+        raise UserError(f"{option} is not JSON ({error}): correct it, and quote it as one argument") from None
 
 
 def _shortened(text: str) -> str:

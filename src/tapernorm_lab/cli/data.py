@@ -1,4 +1,4 @@
-"""Verbs that make text into tokens: corpus, tokenizer, tokens."""
+"""The verbs that turn text into tokens: corpus, tokenizer, tokens."""
 
 import argparse
 import json
@@ -14,36 +14,40 @@ from ..data.manifest import content_of
 from ..training.outputs import Work, output_folder
 from .arguments import OVERWRITE, Verbs, config_options, job_of, require_options
 
-_CORPUS, _TOKENIZER = "folder written by `tapernorm corpus`", "folder written by `tapernorm tokenizer`"
-_TEXT = "with --config: a text of the GPT-2 track (base, train, or one of its corpora)"
+_CORPUS, _TOKENIZER = "folder that `tapernorm corpus` wrote", "folder that `tapernorm tokenizer` wrote"
+_TEXT = "with --config: a text of its gpt2 section (base, train, or the name of a corpus)"
 _INPUTS = ("corpus", "tokenizer", "rows", "seen")
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     table = {
-        "--text NAME": f"{_TEXT}; default: the text that is pre-trained on",
-        "--out DIR!": "folder for train.jsonl, valid.jsonl and manifest.json",
+        "--text NAME": f"{_TEXT}; default: the text for pre-training",
+        "--out DIR!": "folder to write train.jsonl, valid.jsonl and manifest.json into",
     }
     config_options(
-        verbs.add(corpus, "read the text, split it, and write its documents with a manifest", table | OVERWRITE)
+        verbs.add(
+            corpus,
+            "read a text, split it into train and valid, and write its documents and a manifest",
+            table | OVERWRITE,
+        )
     )
     table = {
-        "--gpt2": "with --config: the GPT-2 track's tokenizer, trained or published",
-        "--corpus DIR": f"{_CORPUS}, for a tokenizer that is trained",
-        "--out DIR!": "folder for its files and manifest.json",
+        "--gpt2": "with --config: make the tokenizer of its gpt2 section",
+        "--corpus DIR": f"{_CORPUS}, to train the tokenizer on; not for a published one",
+        "--out DIR!": "folder to write the tokenizer and manifest.json into",
     }
-    summary = "train a tokenizer on the training split, or take a published one of GPT-2"
+    summary = "train a tokenizer on the train split of a corpus, or copy the published one of GPT-2"
     config_options(verbs.add(tokenizer, summary, table | OVERWRITE))
     table = {
-        "--text NAME": f"{_TEXT}: its blocks; default: streams to pre-train on",
-        "--corpus DIR": f"{_CORPUS}: what is encoded",
-        "--tokenizer DIR": f"{_TOKENIZER}; needed for all texts but filtered ones",
-        "--rows DIR": "for a filtered text: blocks, whose valid split is filtered",
-        "--seen DIR": "for a filtered text: blocks, whose train split has the tokens to keep",
-        "--out DIR!": "folder for train.bin, valid.bin and manifest.json",
+        "--text NAME": f"{_TEXT}, cut into blocks; default: the text for pre-training, as streams",
+        "--corpus DIR": f"{_CORPUS}, to encode",
+        "--tokenizer DIR": f"{_TOKENIZER}, to encode with",
+        "--rows DIR": "for a corpus of kind filtered: blocks whose valid split is filtered",
+        "--seen DIR": "for a corpus of kind filtered: blocks whose train split has the tokens to keep",
+        "--out DIR!": "folder to write train.bin, valid.bin and manifest.json into",
     }
-    summary = "encode both splits into token streams, or into blocks of one length for GPT-2"
+    summary = "encode both splits of a corpus into token streams, or into blocks of one length for GPT-2"
     config_options(verbs.add(tokens, summary, table | OVERWRITE))
 
 
@@ -79,22 +83,22 @@ def tokens(arguments: argparse.Namespace) -> None:
 
 def _only_with_config(arguments: argparse.Namespace, option: str) -> None:
     if arguments.job is not None:
-        require_options(arguments, "a --job, which names its own settings,", of=(option,))
+        require_options(arguments, "a --job, which holds all settings,", of=(option,))
 
 
-_PRODUCTS = {  # kind of job -> what it makes in words, the kind of its folder, its inputs
+_PRODUCTS = {  # class of the job -> its product in messages, the kind of its folder, the options of its inputs
     CorpusJob: ("a corpus", "corpus", ()),
-    TokenizerJob: ("a tokenizer that is trained", "tokenizer", ("corpus",)),
+    TokenizerJob: ("a trained tokenizer", "tokenizer", ("corpus",)),
     BpeJob: ("a published tokenizer", "tokenizer", ()),
     TokensJob: ("a token stream", "tokens", ("corpus", "tokenizer")),
-    BlocksJob: ("a text in blocks", "blocks", ("corpus", "tokenizer")),
-    HubRowsJob: ("a text that comes tokenized", "blocks", ("tokenizer",)),
+    BlocksJob: ("a text cut into blocks", "blocks", ("corpus", "tokenizer")),
+    HubRowsJob: ("a tokenized text", "blocks", ("tokenizer",)),
     FilterJob: ("a filtered text", "blocks", ("rows", "seen")),
 }
 
 
 def _make(arguments: argparse.Namespace, job: Strict) -> None:
-    """Make what `job` asks for into --out, whose owner it is together with the content of its inputs."""
+    """Write the product of `job` into --out. The job and the content of its inputs identify the folder."""
     product, kind, inputs = _PRODUCTS[type(job)]
     require_options(arguments, product, needs=inputs, of=[name for name in _INPUTS if name in arguments])
     made_from = {name: content_of(getattr(arguments, name)) for name in inputs}
@@ -105,7 +109,7 @@ def _make(arguments: argparse.Namespace, job: Strict) -> None:
 
 
 def _write(job: Strict, *folders: Path) -> None:
-    """Write what `job` asks for; `folders`: its inputs, and the folder of its output."""
+    """Write the product of `job`; `folders` are its inputs and, last, its output."""
     if isinstance(job, CorpusJob):
         from ..data.corpus import build_corpus
 

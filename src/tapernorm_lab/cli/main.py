@@ -1,4 +1,4 @@
-"""`tapernorm VERB`: the command line, its exit codes and its one line per error."""
+"""The command line `tapernorm VERB`: its parser, its exit codes, and one line for each error."""
 
 import argparse
 import errno
@@ -16,23 +16,25 @@ from tapernorm.util.errors import UserError, settings_named
 
 from ..training.stop_signals import Stopped, stoppable
 
-_REASONS = REASONS | {errno.ENOENT: "name one that is there"}
-_EXTRAS = {  # package -> the extra that brings it; others come with `workflow`
+_REASONS = REASONS | {errno.ENOENT: "give the path of an existing file or folder"}
+_EXTRAS = {  # package -> the extra that installs it; `workflow` installs all others
     **dict.fromkeys(("pydantic", "yaml", "tqdm"), "lab"),
     **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub"), "hf"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns its exit code.
+    """Run one verb and return its exit code.
 
-    0: done. 2: one line says what the user can mend. 3: done, but for a form of an export that the model does not have.
-    128 + signal: stopped.
+    0: done. 2: refused; one line names the fault and the remedy. 3: done, but one form of the export failed.
+    128 + N: stopped by signal N.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     for word in words:
         if not _is_text(word):
-            print(f"tapernorm: the argument {word!a} is not UTF-8: rename the file, or give text", file=sys.stderr)
+            print(
+                f"tapernorm: the argument {word!a} is not UTF-8: rename the file, or correct the text", file=sys.stderr
+            )
             return 2
     try:
         arguments = _parser().parse_args(words, argparse.Namespace(words=words))
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"tapernorm: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever reads has read enough, as `head` has; Python would flush once more at its end
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe; Python flushes stdout again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -58,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if package in ("tapernorm", "tapernorm_lab"):
             raise
         extra = _EXTRAS.get(package, "workflow")
-        print(f"tapernorm: this needs {package}: pip install '.[{extra}]' in the checkout", file=sys.stderr)
+        remedy = f"run `pip install '.[{extra}]'` in the checkout"
+        print(f"tapernorm: the package {package} is missing: {remedy}", file=sys.stderr)
         return 2
     except Stopped as stop:
         print(f"tapernorm: {stop}", file=sys.stderr)
@@ -66,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell(arguments: argparse.Namespace, took_s: float) -> None:
-    """Say in one line what a verb has written and how long it took; of several processes, their launcher does."""
+    """Print in one line what a verb wrote and how long it took. Of several ranks, only their launcher prints it."""
     folder = None if getattr(arguments, "dry_run", False) else getattr(arguments, "out", None)
     written = arguments.written or ([] if folder is None else [folder])
     if not written or "TORCHELASTIC_RUN_ID" in os.environ:
@@ -80,7 +83,7 @@ def _tell(arguments: argparse.Namespace, took_s: float) -> None:
 
 
 def _is_text(word: str) -> bool:
-    """Whether an argument is text, which bytes that are no UTF-8 are not."""
+    """Whether the bytes of an argument are UTF-8."""
     try:
         word.encode("utf-8")
     except UnicodeEncodeError:
@@ -89,14 +92,15 @@ def _is_text(word: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of all verbs; it is made of the lab, which only an extra installs all of."""
+    """Return the parser of all verbs. It imports the lab here, because only an extra installs the lab's packages."""
     from . import data, models, own_model, report, runs, training
     from .arguments import Verbs
 
     parser = argparse.ArgumentParser(
         prog="tapernorm",
-        description="Gated removal of normalization from pre-norm Transformers (arXiv 2602.10408). "
-        "Each verb is one step of the pipeline; `snakemake` runs them all. `tapernorm VERB --help` lists its options.",
+        description="Gated removal of normalization from pre-norm Transformers (arXiv 2602.10408).\n"
+        "Each verb is one step of the pipeline, and `snakemake` runs them all.\n"
+        "`tapernorm VERB --help` lists the options of a verb.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -1,4 +1,4 @@
-"""Verbs that use a finished model: evaluate, fold, generate, bench."""
+"""The verbs that use a trained model: evaluate, fold, generate, bench."""
 
 import argparse
 import json
@@ -19,7 +19,9 @@ from ..config.run import Config
 from ..training.gpu_slots import device_slot
 from .arguments import (
     DEVICE,
+    ON_DEVICE,
     OVERWRITE,
+    PER_GPU,
     Verbs,
     cell_of,
     config_options,
@@ -33,7 +35,8 @@ from .arguments import (
 )
 
 _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
-_KINDS = "with a KV cache; the same with DyT and Derf beside it; or one forward of the prompt"
+_FORMS = "unfused: replace each norm by a fixed scale; fused: fold each norm into the linear maps"
+_KINDS = "decode: with a KV cache; rivals: as decode, with DyT and Derf too; last_token: one forward pass of the prompt"
 
 
 def add(verbs: Verbs) -> None:
@@ -41,66 +44,71 @@ def add(verbs: Verbs) -> None:
     _add_evaluate(verbs)
     table = {
         "--model DIR!": _RUN,
-        "--tokens DIR": "folder written by `tapernorm tokens`, to score on",
-        "--out DIR!": "folder for unfused/, fused/ and result.json",
-        "--forms unfused|fused+": "default: both",
+        "--tokens DIR": "token stream that `tapernorm tokens` wrote, to score on; default: no score",
+        "--out DIR!": "folder to write unfused/, fused/ and result.json into",
+        "--forms unfused|fused+": f"{_FORMS}; default: both",
     }
-    summary = "fold a finished run's tapered norms into its linear maps, and score what is left"
+    summary = "fold the tapered norms of a finished run into its linear maps, and score the result"
     stands_for(verbs.add(fold, summary, table | OVERWRITE | DEVICE), hardware__device="--device")
     table = {
         "--checkpoint DIR!": "run folder of `tapernorm pretrain`, or a folder that `tapernorm fold` wrote",
         "--prompt TEXT!": "the text to continue",
-        "--tokenizer DIR": "its tokenizer; default: that of its run",
-        "--new-tokens N": "at most; default: what the context leaves",
-        "--temperature X:0.8": "0: always the likeliest token",
-        "--top-k K": "draw from the K likeliest tokens",
-        "--top-p X": "draw from the likeliest tokens that hold X together",
-        "--seed S:0": "",
-        "--compile": "torch.compile the decoding step; CUDA graphs on a GPU",
-        "--device auto|cpu|cuda:auto": "",
+        "--tokenizer DIR": "folder of the tokenizer; default: the one that the run was trained with",
+        "--new-tokens N": "most tokens to generate; default: as many as the context has room for",
+        "--temperature X:0.8": "divides the logits; 0: always take the most probable token",
+        "--top-k K": "sample from the K most probable tokens",
+        "--top-p X": "sample from the smallest set of tokens whose probability is at least X",
+        "--seed S:0": "seed of the sampling",
+        "--compile": "compile the decoding step with torch.compile, with CUDA graphs on a GPU",
+        "--device auto|cpu|cuda:auto": ON_DEVICE,
     }
-    stands_for(verbs.add(generate, "continue a prompt, streaming the text", table), hardware__device="--device")
+    stands_for(
+        verbs.add(generate, "continue a prompt, and print the text as it is generated", table),
+        hardware__device="--device",
+    )
     table = {
         "name decode|rivals|last_token": _KINDS,
         "--model DIR!": "run folder of a tapered model",
-        "--out FILE!": "JSON file for the raw samples",
-        "--device auto|cpu|cuda:auto": "",
-        "--jobs-per-gpu N:1": "that share one GPU, as hardware.jobs_per_gpu",
+        "--out FILE!": "JSON file to write the raw samples into",
+        "--device auto|cpu|cuda:auto": ON_DEVICE,
+        "--jobs-per-gpu N:1": PER_GPU,
     }
-    made = verbs.add(bench, "time decoding with and without norms", table)
+    made = verbs.add(bench, "measure the decoding speed with and without norms", table)
     config_options(made)
     stands_for(made, hardware__device="--device")
 
 
 def _add_evaluate(verbs: Verbs) -> None:
-    made = verbs.add(evaluate, "score finished models: on tokens, on blocks with the tails of losses, or on odd inputs")
+    made = verbs.add(
+        evaluate, "score trained models: on a token stream, on blocks with the tails of the losses, or on odd inputs"
+    )
     whose = made.add_mutually_exclusive_group(required=True)
     options(
         whose,
         {
             "--model DIR": f"{_RUN}, or a folder that `tapernorm fold` wrote",
-            "--models NAME=DIR+": "score on odd inputs: such a folder of each variant or arm; one is the baseline",
+            "--models NAME=DIR+": "score on odd inputs: a folder as in --model for every variant or arm, baseline too",
         },
     )
     table = {
-        "--tokens DIR": "token stream that `tapernorm tokens` wrote",
-        "--blocks NAME=DIR+": "blocks that `tapernorm tokens` wrote",
-        "--split train|valid": "with --model and --tokens; default: valid",
-        "--folded DIR": "with --blocks: its folded form, scored as well",
-        "--tokenizer DIR": "with --blocks, --models: shows the worst rows as text",
-        "--texts NAME=DIR*": "with --models: blocks of the config's robustness.texts, of context + 1 tokens",
-        "--width D": "with --models, --config: d_model of the run's own",
-        "--stage NAME": "with --models, --config: stage whose arms the models are",
+        "--tokens DIR": "token stream that `tapernorm tokens` wrote, to score on",
+        "--blocks NAME=DIR+": "blocks that `tapernorm tokens` wrote, to score on, each with a name for the corpus",
+        "--split train|valid": "with --model and --tokens: split to score on; default: valid",
+        "--folded DIR": "with --blocks: the folded form of --model, scored too",
+        "--tokenizer DIR": "with --blocks, --models: folder of the tokenizer, to show the worst rows as text",
+        "--texts NAME=DIR*": "with --models: blocks of context + 1 tokens for each text of robustness.texts",
+        "--width D": "with --models, --config: d_model of the models, if they are variants of the run",
+        "--stage NAME": "with --models, --config: stage of the study, if the models are its arms",
         "--seed S": "with --models, --config: seed of the models",
         "--batch N:16": "rows per forward pass",
-        "--out FILE": "write the scores there, as JSON",
+        "--out FILE": "JSON file to write the scores into",
     }
     options(made, table | DEVICE)
     config_options(made, required=False)
     stands_for(made, hardware__device="--device")
 
 
-_SCORED_ON = {  # what a model is scored on -> the options that this needs, and those that it takes besides
+_SCORED_ON = {  # option that chooses what to score on -> options that it needs, options that it may take
     "models": (("tokens", "tokenizer", "out"), ("texts", "config", "job", "set", "width", "stage", "seed")),
     "tokens": ((), ("split",)),
     "blocks": (("tokenizer", "out"), ("folded", "job")),
@@ -110,10 +118,10 @@ _SCORED_ON = {  # what a model is scored on -> the options that this needs, and 
 def evaluate(arguments: argparse.Namespace) -> None:
     given = next((name for name in _SCORED_ON if getattr(arguments, name) is not None), None)
     if given is None:
-        raise UserError("--model is scored on --tokens or on --blocks: give one of them")
+        raise UserError("--model needs --tokens or --blocks, to score on: add one of them")
     needs, may = _SCORED_ON[given]
     every = {name for on, (needed, taken) in _SCORED_ON.items() for name in (on, *needed, *taken)} - {"out"}
-    require_options(arguments, f"a score on --{given}", needs=needs, may=(given, *may), of=sorted(every))
+    require_options(arguments, f"evaluate --{given}", needs=needs, may=(given, *may), of=sorted(every))
     if given == "models":
         _evaluate_odd_inputs(arguments)
         return
@@ -192,13 +200,13 @@ def _how(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _described(folder: Path, corpora: list[str]) -> EvaluateJob:
-    """The job that scores a run folder by hand: what the run says of itself, corpora under their own names."""
+    """The job for a run folder without --job: settings from result.json, each corpus under its name."""
     from tapernorm.util.atomic_files import read_json
 
     path = folder / "result.json"
     result = read_json(path) if path.is_file() else {}
     job = result.get("job")
-    known = job if isinstance(job, dict) else {}  # a model that was only brought here has none
+    known = job if isinstance(job, dict) else {}  # a copied model has no job
     model = {"kind": "finetuned", "size": known.get("size", "unknown"), "method": known.get("method", "unknown")}
     model |= {"seed": known.get("seed"), "base": "unknown"}
     if result.get("kind") == "base":
@@ -236,9 +244,9 @@ def fold(arguments: argparse.Namespace) -> None:
 
 def generate(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.temperature < math.inf:
-        raise UserError(f"--temperature must be at least 0 and finite, got {arguments.temperature:g}")
+        raise UserError(f"--temperature {arguments.temperature:g} is out of range: give a finite number, 0 or more")
     if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
-        raise UserError(f"--top-p must lie in (0, 1], got {arguments.top_p:g}")
+        raise UserError(f"--top-p {arguments.top_p:g} is out of range: give a number above 0, at most 1")
     from ..experiments.generate import stream_text
 
     text = stream_text(
@@ -271,10 +279,12 @@ def bench(arguments: argparse.Namespace) -> None:
     model = load(arguments.model, Decoder)
     result = arguments.model / "result.json"
     if not result.is_file():
-        raise UserError(f"{arguments.model} holds no result.json: give the run folder of a tapered model")
+        raise UserError(f"--model {arguments.model} holds no result.json: give the run folder of a tapered model")
     trained = read_json(result)["job"]
-    variant = trained.get("pretrain", trained)["variant"]  # of an arm of a study, that of its pre-training
-    with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # nobody beside it
+    variant = trained.get("pretrain", trained)[
+        "variant"
+    ]  # an arm keeps the settings of its pre-training one level below
+    with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1):  # no other job beside a measurement
         device = pick_device(arguments.device)
         with writes(arguments), announced(f"timing {arguments.name}"):
             write_json(arguments.out, run_benchmark(arguments.name, model, job, variant=variant, device=device))

@@ -1,4 +1,4 @@
-"""Verbs for a model of one's own: taper, export."""
+"""The verbs for a model of the user's own: taper, export."""
 
 import argparse
 import sys
@@ -8,25 +8,25 @@ from typing import Any
 from ..own_model.options import OPTIONS, Request, check, option_of
 from .arguments import Verbs, named, require_options, stands_for
 
-FORM_MISSING = 3  # exit code of a finished run whose export lacks the form that was wanted
+FORM_MISSING = 3  # exit code of a finished run whose export failed in one form
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     table = dict(OPTIONS.values())
-    table["--dry-run"] = "check all options, show norms, consumers and settings; train nothing"
-    made = verbs.add(taper, "taper a transformers model, fold it, score it before and after, and export it", table)
+    table["--dry-run"] = "check all options; print norms, the linear maps behind them, and settings; train nothing"
+    made = verbs.add(taper, "taper a Hugging Face model, fold it, score it before and after, and export it", table)
     stands_for(made, data__source="--data", data__files="--data", data__field="--field", hardware__device="--device")
     stands_for(made, data__valid_fraction="--valid-fraction", gpt2__context="--context", model__context="--context")
     stands_for(made, hardware__threads="--threads", hardware__micro_batch="--micro-batch")
     table = {
         "--model DIR": "run folder of `tapernorm taper`, `finetune` or `pretrain`",
-        "--form stock|normfree": "stock: plain transformers, no norm left working; normfree: folded",
-        "--dtype float32|bfloat16|float16:float32": "of the weights",
-        "--out DIR": "folder for the export",
-        "--check DIR": "make the self-check of this export; nothing is written",
+        "--form stock|normfree": "stock: loads in plain transformers, its norms idle; normfree: folded, without norms",
+        "--dtype float32|bfloat16|float16:float32": "number format of the weights",
+        "--out DIR": "folder to write the export into",
+        "--check DIR": "folder of an export: compare its logits with the recorded ones; write nothing",
     }
-    verbs.add(export, "write a tapered run as a folder that loads anywhere, or check such a folder", table)
+    verbs.add(export, "export a tapered run as a folder that can be loaded by itself, or check such a folder", table)
 
 
 def taper(arguments: argparse.Namespace) -> int:
@@ -60,11 +60,11 @@ def taper(arguments: argparse.Namespace) -> int:
     for line in worse_than_guessing(outcome.scores):
         print(line)
     for form, reason in outcome.failed.items():
-        print(f"tapernorm: not exported as {form}: {reason}", file=sys.stderr)
+        print(f"tapernorm: the export as {form} failed: {reason}", file=sys.stderr)
     if outcome.exported is not None:
         print(f"exported as {outcome.exported} to {arguments.out / 'export'}")
     else:
-        print("a control: nothing exported" if arguments.keep_norms else "nothing exported")
+        print(f"nothing exported{': --keep-norms trains a control' if arguments.keep_norms else ''}")
     return FORM_MISSING if outcome.failed else 0
 
 
@@ -96,8 +96,8 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def quiet() -> None:
-    """The training bar is the only one to show."""
-    if find_spec("transformers") is not None:  # a decoder of our own is exported without it
+    """Switch off the progress bars of transformers, so that only the one of the training shows."""
+    if find_spec("transformers") is not None:  # the export of a `Decoder` works without it
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()

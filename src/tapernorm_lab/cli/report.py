@@ -1,4 +1,4 @@
-"""Verbs that gather results and show them: rows, table, figure."""
+"""The verbs that gather and show results: rows, table, figure."""
 
 import argparse
 from collections.abc import Iterator
@@ -10,36 +10,36 @@ from .arguments import Verbs, config_options, job_of, options, require_options, 
 from .rows import ROWS, rows
 from .runs import drawn_anew
 
-_RESULTS = "results of the run, with its rows; default: results/RUN"
+_RESULTS = "folder of the run's results, with its rows; default: results/RUN"
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
-    made = verbs.add(rows, "gather finished results into tidy CSV files, which tables and figures are made from", ROWS)
+    made = verbs.add(rows, "gather finished results into the CSV files that tables and figures are made from", ROWS)
     config_options(made, required=False)
-    made = verbs.add(table, "make a table as CSV, Markdown, LaTeX and HTML, from rows")
+    made = verbs.add(table, "make a table from rows, as CSV, Markdown, LaTeX and HTML")
     config_options(made, required=False)
     options(
         made,
         {
-            "NAME": f"{catalogue.names()}; {catalogue.TAPERS}: the tables of tapers of one's own",
+            "NAME": f"{catalogue.names()}; or {catalogue.TAPERS}: all tables of runs of `tapernorm taper`",
             "--results DIR": _RESULTS,
-            "--out DIR!": "folder for the table",
+            "--out DIR!": "folder to write the table into",
         },
     )
     made = verbs.add(
         figure,
-        "draw a figure from rows: PDF, PNG, the CSV that it draws, and its caption in Markdown, LaTeX and HTML",
+        "draw a figure from rows, as PDF, PNG and CSV, with its caption as Markdown, LaTeX and HTML",
     )
     config_options(made, required=False)
     options(
         made,
         {
-            "NAME?": f"{catalogue.names(figure=True)}; {catalogue.TAPERS}: the figures of tapers of one's own",
-            "--results DIR": f"{_RESULTS}. With --published: folder of all runs' results; default: results",
-            "--out DIR": "folder for the figure",
-            "--published RUN": "in place of NAME: make all figures and tables of a published run anew, where they are",
-            "--figures DIR": "with --published: folder of all runs' figures; default: figures",
+            "NAME?": f"{catalogue.names(figure=True)}; or {catalogue.TAPERS}: all figures of runs of `tapernorm taper`",
+            "--results DIR": f"{_RESULTS}; with --published: folder of the results of all runs, default: results",
+            "--out DIR": "folder to write the figure into",
+            "--published RUN": "in place of NAME: remake all figures and tables of this published run in place",
+            "--figures DIR": "with --published: folder of the figures of all runs; default: figures",
         },
     )
 
@@ -60,7 +60,7 @@ def figure(arguments: argparse.Namespace) -> None:
         results, figures = arguments.results or Path("results"), arguments.figures or Path("figures")
         arguments.written.extend(drawn_anew(arguments.published, results, figures))
         return
-    require_options(arguments, "a figure of no --published run", needs=("name", "out"), of=("figures",))
+    require_options(arguments, "figure without --published", needs=("name", "out"), of=("figures",))
     from ..report import html
     from ..report.figures.figure import save
 
@@ -71,7 +71,7 @@ def figure(arguments: argparse.Namespace) -> None:
 
 
 def _made(arguments: argparse.Namespace, *, figure: bool) -> Iterator[tuple[catalogue.Product, Any]]:
-    """The tables, or the figures, of this name."""
+    """Make the tables, or the figures, of the name that the user gave."""
     from ..report.makers import Rows, make
 
     if arguments.name == catalogue.TAPERS:
@@ -86,8 +86,8 @@ def _made(arguments: argparse.Namespace, *, figure: bool) -> Iterator[tuple[cata
 
 
 def _tapers(arguments: argparse.Namespace) -> tuple[Path, list[catalogue.Product]]:
-    """The results of tapers of one's own, and all that is made of them."""
+    """Return the results folder of runs of `tapernorm taper`, and all products made from it."""
     from ..report.parts import own_contents
 
-    require_options(arguments, "what is made of tapers", needs=("results",), of=("config", "job", "set"))
+    require_options(arguments, "NAME tapers", needs=("results",), of=("config", "job", "set"))
     return arguments.results, list(own_contents(arguments.results).entries)

@@ -1,4 +1,4 @@
-"""The verb that gathers finished results into tidy CSV files: rows."""
+"""The verb that gathers finished results into CSV files: rows."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ from tapernorm.util.errors import UserError
 from ..config.odd_inputs import OddInputsReportJob
 from ..config.study_runs import StageJob, stage_job
 from ..report.catalogue import OWN_FILES, SOURCES
-from .arguments import job_of, named_folders, require_options, writes
+from .arguments import ON_DEVICE, PER_GPU, THREADS, job_of, named_folders, require_options, writes
 
 _STAGE = "[A-Za-z][A-Za-z0-9]*"
 _SCALE_TOKENS = 8192
@@ -19,12 +19,12 @@ _SCALE_TOKENS = 8192
 
 @dataclass(frozen=True)
 class _Kind:
-    """Rows of one kind.
+    """One kind of rows.
 
     Attributes:
-        needs: the options that they are gathered by.
-        gather: writes them into --out; takes the stage of the study that their name names, if it names one.
-        may: options that they take besides.
+        needs: options that must be given.
+        gather: writes the rows into --out; its second argument is the stage in the name of the rows, or None.
+        may: options that may be given besides.
     """
 
     needs: Sequence[str]
@@ -43,7 +43,7 @@ def _kind_of(name: str) -> tuple[_Kind, str | None]:
     for pattern, kind in _KINDS.items():
         if found := re.fullmatch(pattern, name):
             return kind, found[1] if found.groups() else None
-    raise UserError(f"no rows {name!r}; there are {', '.join(_shown())}")
+    raise UserError(f"NAME {name!r} names no rows: give one of {', '.join(_shown())}")
 
 
 def _shown() -> list[str]:
@@ -107,14 +107,16 @@ def _stage_job(arguments: argparse.Namespace, stage: str | None) -> StageJob:
     assert stage is not None
     job = job_of(arguments, StageJob, lambda config: stage_job(config, stage))
     if job.stage.name != stage:
-        raise UserError(f"rows {arguments.name} is about stage {stage}, and --job about stage {job.stage.name}")
+        raise UserError(
+            f"rows {arguments.name} needs a --job of stage {stage}, and this one is of stage {job.stage.name}"
+        )
     return job
 
 
 def _trials(arguments: argparse.Namespace, stage: str | None) -> None:
     job = job_of(arguments, OddInputsReportJob, lambda config: config.odd_inputs_report_job(stage))
     if job.stage != stage:
-        raise UserError(f"rows {arguments.name} and --job, which names rows study_{job.name}, do not go together")
+        raise UserError(f"--job gives rows study_{job.name}, not {arguments.name}: change NAME or --job")
     from ..report.frames import odd_inputs
 
     found = odd_inputs.collect(_paths(arguments), run=job.run)
@@ -133,12 +135,12 @@ def _tapers(arguments: argparse.Namespace, _: str | None) -> None:
 
     quiet()
     for run in runs.values():
-        result_of(run)  # refused before a lock makes a folder
+        result_of(run)  # refuses a wrong folder before `run_lock` creates a file there
     tokens, chosen = arguments.scale_tokens or _SCALE_TOKENS, arguments.device or "auto"
     for run in runs.values():
         out = run / "spread.json"
         if arguments.scale_tokens is None and out.is_file():
-            continue  # measured before; rows of other weights are refused below
+            continue  # measured before; `collect` refuses scales of other weights
         with device_slot(chosen, arguments.jobs_per_gpu or 1), run_lock(run):
             spread_run(run, out, tokens=tokens, device=chosen, threads=arguments.threads or 1)
     gathered = own_models.collect(runs, run=arguments.run, caption=arguments.caption or "")
@@ -147,7 +149,7 @@ def _tapers(arguments: argparse.Namespace, _: str | None) -> None:
 
 
 _JOB, _DEVICE = ("config", "job", "set"), ("device", "jobs_per_gpu", "threads")
-_KINDS = {  # name, with a group where it names a stage -> how its rows are gathered
+_KINDS = {  # pattern of the name, whose group is the stage -> kind
     "training": _Kind(("result", "run"), _training),
     "gpt2": _Kind(("result", "run"), _gpt2),
     "provenance": _Kind(("result", "run"), _provenance),
@@ -157,16 +159,16 @@ _KINDS = {  # name, with a group where it names a stage -> how its rows are gath
     f"study_({_STAGE})": _Kind(("results",), _stage, _JOB),
     "tapers": _Kind(("result", "run"), _tapers, ("caption", "scale_tokens", *_DEVICE)),
 }
-ROWS = {  # the options of the verb
+ROWS = {
     "NAME": ", ".join(_shown()),
-    "RESULT*": "result.json files and scores of `tapernorm evaluate`; tapers: NAME=DIR of each run folder",
-    "--run RUN": "training, gpt2, provenance, tapers: name of the run",
-    "--caption TEXT": "tapers: a sentence for each table and figure",
-    "--results DIR": "study_STAGE, study_STAGE_oddities: of the run",
-    "--tokens DIR": "study_STAGE_oddities: written by `tapernorm tokens`",
-    "--scale-tokens N": f"tapers: held-out tokens that scales are measured on; default {_SCALE_TOKENS}",
-    "--device auto|cpu|cuda": "default: auto",
-    "--jobs-per-gpu N": "that share one GPU, as hardware.jobs_per_gpu",
-    "--threads CPUS": "CPU threads",
-    "--out DIR!": "folder for the CSV files",
+    "RESULT*": "result.json files and scores of `tapernorm evaluate`; for tapers: NAME=DIR of each run folder",
+    "--run RUN": "for training, gpt2, provenance, tapers: name of the run",
+    "--caption TEXT": "for tapers: a sentence to print with each table and figure",
+    "--results DIR": "for study_STAGE, study_STAGE_oddities: folder of the run's results",
+    "--tokens DIR": "for study_STAGE_oddities: token stream that `tapernorm tokens` wrote",
+    "--scale-tokens N": f"for tapers: number of held-out tokens to measure scales on; default: {_SCALE_TOKENS}",
+    "--device auto|cpu|cuda": f"for study_STAGE_oddities, tapers: {ON_DEVICE}; default: auto",
+    "--jobs-per-gpu N": f"for study_STAGE_oddities, tapers: {PER_GPU}; default: 1",
+    "--threads CPUS": f"for study_STAGE_oddities, tapers: {THREADS}; default: 1",
+    "--out DIR!": "folder to write the CSV files into",
 }

@@ -1,4 +1,4 @@
-"""Verbs about whole runs: plan, compare."""
+"""The verbs about whole runs: plan, compare."""
 
 import argparse
 from pathlib import Path
@@ -12,32 +12,32 @@ from .arguments import Verbs, options, require_options, set_option
 if TYPE_CHECKING:
     from ..report.parts import Contents
 
-PUBLISHED = "published"  # below the folders of results and of figures
+PUBLISHED = "published"  # folder inside that of the results and inside that of the figures
 
 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
-    made = verbs.add(plan, "say what a whole run costs: jobs, tokens, FLOPs, disk and hours; instant")
+    made = verbs.add(plan, "estimate the cost of a whole run: jobs, tokens, FLOPs, disk and hours")
     set_option(made)
     options(
         made,
         {
-            "--config FILE!": "config of a run, such as config/paper.yaml",
-            "--flops-per-s F": "speed of one job, for the hours",
-            "--rows DIR": "written by `tapernorm rows training`: speeds of finished runs",
+            "--config FILE!": "config file of a run, such as config/paper.yaml",
+            "--flops-per-s F": "speed of one job in FLOP/s, to estimate the hours",
+            "--rows DIR": "folder that `tapernorm rows training` wrote: estimate the hours from the speeds of its runs",
         },
     )
-    made = verbs.add(compare, "say how the tables of a computed run compare with the published ones, or publish it")
+    made = verbs.add(compare, "compare the tables of a computed run with the published ones, or publish the run")
     options(
         made,
         {
-            "--run RUN!": "folder under results/ and figures/",
-            "--results DIR:results": "default: results",
-            "--figures DIR": "with --publish; default: figures",
-            "--config FILE": "of the run; default: config/RUN.yaml, if there",
-            "--all": "list every value that differs",
-            "--publish": "instead copy its rows to results/published, and draw all from them",
-            "--any-code": "publish results of code with uncommitted edits or outside git, too",
+            "--run RUN!": "name of the run: a folder inside --results and --figures",
+            "--results DIR:results": "folder of the results of all runs",
+            "--figures DIR": "with --publish: folder of the figures of all runs; default: figures",
+            "--config FILE": "config file of the run; default: config/RUN.yaml, if it exists",
+            "--all": "print every value that differs, not only the largest differences",
+            "--publish": "copy the rows of the run to results/published, and remake tables and figures from them",
+            "--any-code": "with --publish: accept results of code with uncommitted edits or outside git",
         },
     )
 
@@ -54,14 +54,14 @@ def compare(arguments: argparse.Namespace) -> None:
     if arguments.publish:
         require_options(arguments, "--publish, which compares nothing,", of=("all",))
     else:
-        require_options(arguments, "a comparison", of=("any_code", "figures"))
+        require_options(arguments, "compare without --publish", of=("any_code", "figures"))
     computed, published = arguments.results / arguments.run, arguments.results / PUBLISHED / arguments.run
     if arguments.publish:
         from ..report.publication import publish
 
         contents = _computed(arguments)
         if contents is None:
-            raise UserError(f"there is no config/{arguments.run}.yaml: name the config of the run with --config")
+            raise UserError(f"config/{arguments.run}.yaml does not exist: give the config of the run with --config")
         drawings = (arguments.figures or Path("figures")) / PUBLISHED / arguments.run
         done = publish(contents, computed, published, drawings, any_code=arguments.any_code)
         print(f"published: {', '.join(done)}")
@@ -77,7 +77,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def drawn_anew(run: str, results: Path, figures: Path) -> list[Path]:
-    """Make the tables and figures of a published run anew, in place, from its rows; the folders where they are."""
+    """Remake the tables and figures of a published run from its rows, in place; return the folders that hold them."""
     from ..report.publication import redraw
 
     published, drawings = (root / PUBLISHED / run for root in (results, figures))
@@ -87,7 +87,7 @@ def drawn_anew(run: str, results: Path, figures: Path) -> list[Path]:
 
 
 def _computed(arguments: argparse.Namespace) -> "Contents | None":
-    """What the computed run can hold; None where no config says so."""
+    """Return what the computed run can contain, or None if no config describes it."""
     from ..report import parts
     from ..report.catalogue import OWN_FILES
 
@@ -96,7 +96,7 @@ def _computed(arguments: argparse.Namespace) -> "Contents | None":
         require_options(arguments, "the run of `make bench`", of=("config",))
         return parts.bench_contents()
     if (results / OWN_FILES[0]).is_file():
-        require_options(arguments, "a run of tapers of one's own", of=("config",))
+        require_options(arguments, "a run of `tapernorm taper`", of=("config",))
         return parts.own_contents(results)
     config = arguments.config or Path("config", f"{arguments.run}.yaml")
     if arguments.config is None and not config.is_file():

@@ -1,4 +1,4 @@
-"""Verbs that train: pretrain, finetune."""
+"""The verbs that train: pretrain, finetune."""
 
 import argparse
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from ..config.variants import VARIANTS
 from ..training.gpu_slots import device_slot
 from .arguments import OVERWRITE, TRAINING, Verbs, cell_of, config_options, hardware_of, job_of, require_options
 
-_OUT = {"--out DIR!": "run folder: metrics, weights, result.json", **OVERWRITE, **TRAINING}
-_CHOICES = {  # what a config's models are chosen by -> all options that such a choice takes
+_OUT = {"--out DIR!": "run folder to write metrics, weights and result.json into", **OVERWRITE, **TRAINING}
+_CHOICES = {  # option that chooses a kind of model -> all options that choose one model of this kind
     "size": ("size",),
     "stage": ("stage", "arm", "seed"),
     "arm": ("stage", "arm", "seed"),
@@ -26,25 +26,29 @@ _CHOICES = {  # what a config's models are chosen by -> all options that such a 
 def add(verbs: Verbs) -> None:
     """Add these verbs to the command line."""
     table = {
-        f"--variant {'|'.join(VARIANTS)}": "with --config: which variant of the run's own models",
-        "--width D": "with --config: its d_model",
-        "--stage NAME": "with --config: which stage of the study",
-        "--arm NAME": "with --config: which arm of the stage",
-        "--size NAME": "with --config: which GPT-2, trained here or published",
-        "--seed S": "with --config: seed of the model, a GPT-2 apart",
-        "--tokens DIR": "token stream that `tapernorm tokens` wrote",
-        "--blocks DIR": "for a GPT-2 that is trained: blocks that `tapernorm tokens` wrote",
+        f"--variant {'|'.join(VARIANTS)}": "with --config: variant of the model, with --width and --seed",
+        "--width D": "with --config: d_model of the model",
+        "--stage NAME": "with --config: stage of the study, with --arm and --seed",
+        "--arm NAME": "with --config: arm of the stage",
+        "--size NAME": "with --config: size of the GPT-2 base model to train or to copy",
+        "--seed S": "with --config: seed of the model; a GPT-2 base model takes none",
+        "--tokens DIR": "token stream that `tapernorm tokens` wrote, for --variant and --stage",
+        "--blocks DIR": "blocks that `tapernorm tokens` wrote, to train a GPT-2 base model on",
     }
-    summary = "train one model of the run, of a study's arm, or a GPT-2 to start from, or resume it"
+    summary = "train or resume one model: of a variant, of a study's arm, or a GPT-2 base model"
     config_options(verbs.add(pretrain, summary, table | _OUT))
     table = {
-        f"--method {'|'.join(METHODS)}": "with --config: which method",
-        "--size NAME": "with --config: which size",
-        "--seed S": "with --config: which seed",
-        "--base DIR!": "folder written by `tapernorm pretrain`",
-        "--blocks DIR!": "blocks that `tapernorm tokens` wrote",
+        f"--method {'|'.join(METHODS)}": "with --config: method of the fine-tuning",
+        "--size NAME": "with --config: size of the GPT-2",
+        "--seed S": "with --config: seed of the fine-tuning",
+        "--base DIR!": "run folder of `tapernorm pretrain --size`, with the base model",
+        "--blocks DIR!": "blocks that `tapernorm tokens` wrote, to train on",
     }
-    config_options(verbs.add(finetune, "fine-tune a GPT-2 by one method, or resume it, and score it", table | _OUT))
+    config_options(
+        verbs.add(
+            finetune, "fine-tune a GPT-2 by one method, or resume it, and report its validation loss", table | _OUT
+        )
+    )
 
 
 def pretrain(arguments: argparse.Namespace) -> None:
@@ -65,7 +69,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
         require_options(arguments, f"GPT-2 {job.size}", needs=needs, of=("tokens", "blocks"))
         _base(job, hardware, arguments)
         return
-    require_options(arguments, "a model that is pre-trained", needs=("tokens",), of=("tokens", "blocks"))
+    require_options(arguments, "pre-training with --variant or --stage", needs=("tokens",), of=("tokens", "blocks"))
 
     def work() -> dict[str, Any]:
         places = (arguments.tokens, arguments.out, hardware)
@@ -85,7 +89,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
 
 
 def _base(job: BaseJob, hardware: HardwareConfig, arguments: argparse.Namespace) -> None:
-    if not job.fresh:  # brought here, not trained
+    if not job.fresh:  # copied, not trained
         hardware = hardware.model_copy(update={"device": "cpu", "devices_per_job": 1})
 
     def work() -> dict[str, Any]:
@@ -115,7 +119,7 @@ def finetune(arguments: argparse.Namespace) -> None:
 
 
 def _score(result: dict[str, Any]) -> str:
-    """The validation loss in words, per token and, of a text whose size is known, per byte."""
+    """Format the validation loss: per token and, where the size of the text is known, per byte."""
     values = result["values"]
     bits = f", {values['bits_per_byte']['value']:.4f} bits/byte" if "bits_per_byte" in values else ""
     return f"valid_ce {values['valid_ce']['value']:.4f} nats/token{bits}"
@@ -124,12 +128,12 @@ def _score(result: dict[str, Any]) -> str:
 def _on_devices(
     arguments: argparse.Namespace, hardware: HardwareConfig, work: Callable[[], dict[str, Any]], *, whole: bool
 ) -> dict[str, Any] | None:
-    """What `work` returns, on the devices that it takes; None in a process that is not the one to tell of it.
+    """Run `work` on the devices of the job and return its result; return None in all processes but the leading one.
 
-    A job of several devices is this very command in as many processes, and this one holds the devices for them.
+    A job of several devices runs this command once per device. The process that starts them holds the devices.
 
     Args:
-        whole: it leaves no room for other jobs on its GPUs.
+        whole: the job takes its GPUs whole, so that no other job shares them.
     """
     with device_slot(hardware.device, hardware.jobs_per_gpu, whole=hardware.devices_per_job * whole):
         from ..training.device import pick_device

@@ -1,6 +1,7 @@
 """The second half of Table S2: rows of a stage's real runs, speeds of the arms that leave the same, and the table."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,15 @@ def test_the_table_says_what_is_left_and_what_is_not_finite(run, rows) -> None:
     largest = max(row["text_activation_max"] for row in rows if row["arm"] == "all")
     assert cells["All-Taper (+aux)"]["largest activation"] == f"{largest:.3g}"
     assert "what each arm leaves to run" in markdown(table)
+    (one,) = [row for row in broken if (row["arm"], row["seed"]) == ("all", 2)]
+    one["random_ce"] *= 1000  # of two values, the sd is above the mean from a ratio of 5.8 on
+    heavy = oddities_table.oddities_table((broken, None), job)
+    headers = [c.header for c in heavy.columns]
+    assert [name for name in headers if name not in cells["DyT"]] == ["random ids, median [range]"]
+    shown = {row[0]: row[-1] for row in heavy.rows}
+    assert re.fullmatch(r"\d+ \[\d+\.?\d*, \d+\]", shown["All-Taper (+aux)"])
+    assert re.fullmatch(r"\d\.\d \(1 not finite\)", shown["DyT"])
+    assert not any("±" in cell for cell in shown.values())
 
 
 def test_the_command_line_makes_rows_and_table(run, tmp_path, capsys) -> None:

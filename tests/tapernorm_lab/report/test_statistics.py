@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tapernorm_lab.report.engine import statistics as stats
+from tapernorm_lab.report.engine.cells import two_digits
 
 BASELINE = {0: 3.0, 1: 2.0, 2: 4.0}
 TAPERED = {0: 3.03, 1: 2.04, 2: 4.06}  # 1 %, 2 % and 1.5 % above
@@ -51,6 +52,22 @@ def test_spread_is_the_sample_standard_deviation():
     mean, std = stats.mean_std([2.5])
     assert mean == 2.5
     assert math.isnan(std)
+
+
+def test_median_and_range_are_those_of_the_values_in_order():
+    assert stats.median_range([7.0, 1.0, 3.0, 48000.0]) == (5.0, 1.0, 48000.0)
+    assert all(map(math.isnan, stats.median_range([])))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((48095.56, "48000"), (193.9, "190"), (99.6, "100"), (9.96, "10"), (1.0, "1.0"), (0.4, "0.40")),
+        *((0.0996, "0.10"), (-0.0123, "-0.012"), (0.0, "0.0"), (1.26e7, "1.3e+07")),
+    ],
+)
+def test_two_digits_are_significant_and_rounded_once(value, text):
+    assert two_digits(value) == text
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""How a table shows a record: six formatters, of a column or two of it. What is absent is a dash."""
+"""How a table shows a record: seven formatters, of a column or two of it. What is absent is a dash."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -38,6 +38,58 @@ def mean_sd(name: str, form: Form, *, lost: str = ABSENT) -> Cell:
         return shown(mean, form, lost=lost) + ("" if pd.isna(std) or pd.isna(mean) else f" ± {shown(std, form)}")
 
     return cell
+
+
+def median_range(name: str, *, lost: str = ABSENT) -> Cell:
+    """Median [smallest, largest] to two significant digits; the value alone for one seed."""
+
+    def cell(row: Row) -> str:
+        ends = {} if pd.isna(row[f"{name}_std"]) else {"_low": row[f"{name}_smallest"], "_high": row[f"{name}_largest"]}
+        found = {name: row[f"{name}_median"]} | {f"{name}{end}": ends.get(end) for end in ("_low", "_high")}
+        return interval(name, two_digits, lost=lost)(found)
+
+    return cell
+
+
+def two_digits(value: float) -> str:
+    """A number rounded to two significant digits; from a million on as a power of ten."""
+    rounded = float(f"{value:.1e}")
+    if abs(rounded) >= 1e6:
+        return f"{rounded:.1e}"
+    return f"{rounded:.{max(0, 1 - math.floor(math.log10(abs(rounded) or 1)))}f}"
+
+
+class Spread(NamedTuple):
+    """How a column shows a quantity over seeds.
+
+    Attributes:
+        cell: formatter of each of its cells.
+        header: what its header ends with.
+        says: ends its note: what each cell is.
+    """
+
+    cell: Cell
+    header: str
+    says: str
+
+
+def spread(records: Sequence[Row], name: str, form: Form, *, lost: str = ABSENT) -> Spread:
+    """Mean ± sd in all cells of a column, or in none: medians and ranges where any sd is above its mean.
+
+    A sd above the mean of a positive quantity tells of a heavy tail, where mean ± sd would reach below zero.
+
+    Args:
+        records: all that the column shows; those without the quantity are passed over.
+        name: begins the columns that `over_seeds` made of the quantity.
+        form: of mean and sd; medians have two significant digits.
+    """
+    if any(record.get(f"{name}_std", math.nan) > abs(record.get(f"{name}_mean", math.nan)) for record in records):
+        says = (
+            "median [smallest, largest] over seeds. They have two significant digits and replace mean ± standard"
+            " deviation, because some deviation is above its mean."
+        )
+        return Spread(median_range(name, lost=lost), ", median [range]", says)
+    return Spread(mean_sd(name, form, lost=lost), "", "mean ± sample standard deviation.")
 
 
 def interval(name: str, form: Form, *, ends: str = "", pairs: str = "", lost: str = ABSENT) -> Cell:

@@ -55,6 +55,12 @@ def mean_std(values: ArrayLike) -> tuple[float, float]:
     return mean, float(x.std(ddof=1)) if x.size > 1 else NAN
 
 
+def median_range(values: ArrayLike) -> tuple[float, float, float]:
+    """Median, smallest and largest value; NaN of no value."""
+    x = np.asarray(values, dtype=np.float64)
+    return (float(np.median(x)), float(x.min()), float(x.max())) if x.size else (NAN, NAN, NAN)
+
+
 def outliers(losses: Mapping[int, float], max_mads: float = MAX_MADS) -> dict[int, float]:
     """Seeds whose loss lies more than `max_mads` MAD from the seeds' median, each with its distance in MADs.
 

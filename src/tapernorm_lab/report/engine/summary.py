@@ -111,11 +111,16 @@ def summarise(
 
 
 def over_seeds(rows: Iterable[Row], column: str, name: str) -> Row:
-    """n, mean and spread of a column over the seeds that have a number in it, in columns that begin with `name`."""
+    """Statistics of a column over the seeds that have a number in it, in columns that begin with `name`.
+
+    These are n, mean, sample standard deviation, median, smallest and largest; NaN where there are too few values.
+    """
     found: list[Any] = [row.get(column) for row in rows]
     values = [value for value in found if not pd.isna(value)]
     mean, std = stats.mean_std(values)
-    return {f"{name}_n": len(values), f"{name}_mean": mean, f"{name}_std": std}
+    median, smallest, largest = stats.median_range(values)
+    moments = {f"{name}_n": len(values), f"{name}_mean": mean, f"{name}_std": std}
+    return moments | {f"{name}_median": median, f"{name}_smallest": smallest, f"{name}_largest": largest}
 
 
 def refuse_unlike(rows: Iterable[Row], of: str, columns: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tapernorm.util.errors import UserError
 
 from ...config.study_runs import StageJob
-from ..engine.cells import NOT_FINITE, Cell, counted, interval, mean_sd, number, text, where
+from ..engine.cells import NOT_FINITE, Cell, counted, interval, number, spread, text, where
 from ..engine.frame import Row
 from ..engine.summary import over_seeds
 from ..engine.table_spec import Shown, TableSpec
@@ -24,9 +24,9 @@ _LEFT = (
 )
 _ACTIVATION = (
     "largest activation: absolute value in the residual stream on 16 windows of validation text, over all seeds. loss"
-    " on: mean cross-entropy in nats/token ± standard deviation over n seeds. text: those windows. past context:"
-    " windows four times the context, positions past it. one token: rows of one token repeated. random ids: no model"
-    " can do better than the entropy of the vocabulary."
+    " on: cross-entropy in nats/token, over seeds. text: those windows. past context: windows four times the context,"
+    " positions past it. one token: rows of one token repeated. random ids: no model can do better than the entropy of"
+    " the vocabulary."
 )
 
 
@@ -58,7 +58,7 @@ def oddities_table(found: tuple[Sequence[Row], Bench | None], job: StageJob) -> 
             Shown("kernels", _finished(text("operations_all")), note=_LEFT),
             *(Shown(MODES[m], _speed(m), "decoding speed", timed="ratio") for m in modes),
             Shown("largest activation", _finished(number("activation_max", ".3g")), note=_ACTIVATION),
-            *(Shown(header, _finished(_loss(kind)), "loss on") for kind, header in ROWS.items()),
+            *(_loss(kind, header, records) for kind, header in ROWS.items()),
         ],
     )
     return spec.table(records, job, notes=_speed_note(records, bench) if bench else ())
@@ -122,15 +122,18 @@ def _speed(mode: str) -> Cell:
     return where(lambda record: f"speed_{mode}" in record, interval(f"speed_{mode}", ".3f"))
 
 
-def _loss(kind: str) -> Cell:
-    """Mean ± standard deviation of the seeds that have one, and how many have none."""
+def _loss(kind: str, header: str, records: Sequence[Row]) -> Shown:
+    """The losses of the seeds that have one, and how many have none."""
+    seen = spread(records, f"{kind}_ce", ".2f", lost="")
 
     def cell(record: Row) -> str:
         lost = record["n"] - record[f"{kind}_finite"]
-        mean = mean_sd(f"{kind}_ce", ".2f", lost=NOT_FINITE if lost else ABSENT)(record)
-        return mean + (f" ({lost} not finite)" if lost and mean != NOT_FINITE else "")
+        found = seen.cell(record)
+        if not found:
+            return NOT_FINITE if lost else ABSENT
+        return found + (f" ({lost} not finite)" if lost else "")
 
-    return cell
+    return Shown(header + seen.header, _finished(cell), "loss on", note=f"loss on: {seen.says}")
 
 
 def _speed_note(records: Sequence[Row], bench: Bench) -> Iterator[str]:

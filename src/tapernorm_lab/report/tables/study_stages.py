@@ -8,7 +8,7 @@ from tapernorm.util.errors import UserError
 
 from ...config.study_runs import StageJob
 from ..engine import statistics as stats
-from ..engine.cells import counted, interval, mean_sd, number, shown, text
+from ..engine.cells import counted, interval, number, shown, spread, text
 from ..engine.frame import Row
 from ..engine.summary import Against, Cell, over_seeds, summarise
 from ..engine.table_spec import Shown, TableSpec
@@ -26,14 +26,8 @@ _SETTINGS = {
     "steps": "steps",
 }
 _WINDOW = ("start_fraction", "end_fraction")  # one says nothing without the other
-_JUMP = (
-    "jump: validation loss with all maps linear less that with all norms whole, nats/token, where the taper starts:"
-    " mean ± sample standard deviation."
-)
-_TARGET = (
-    "scale target: s_tgt of the scale loss, the RMS of what reaches the final norm where the loss starts: mean ± sample"
-    " standard deviation."
-)
+_JUMP = "jump: validation loss with all maps linear less that with all norms whole, nats/token, where the taper starts"
+_TARGET = "scale target: s_tgt of the scale loss, the RMS of what reaches the final norm where the loss starts"
 
 
 def stage_table(rows: pd.DataFrame, job: StageJob) -> Table:
@@ -130,10 +124,10 @@ def _columns(records: Sequence[Row], job: StageJob) -> Iterator[Shown]:
         cell = interval("best_gap_percent", ".2f", ends="best_gap", pairs="best_gap_pairs")
         note = f"The best Baseline, by its mean on these very seeds, is {labels[best]}."
         yield Shown("to best Baseline %", cell, note=note)
-    if any(record["jump_n"] for record in records):
-        yield Shown("jump", mean_sd("jump", ".4f"), note=_JUMP)
-    if any(record["target_n"] for record in records):
-        yield Shown("scale target", mean_sd("target", ".2f"), note=_TARGET)
+    for header, name, form, note in (("jump", "jump", ".4f", _JUMP), ("scale target", "target", ".2f", _TARGET)):
+        if any(record[f"{name}_n"] for record in records):
+            seen = spread(records, name, form)
+            yield Shown(header + seen.header, seen.cell, note=f"{note}: {seen.says}")
 
 
 def _notes(job: StageJob, runs: Sequence[Row]) -> Iterator[str]:

@@ -1,5 +1,8 @@
 """The table of a stage from made-up losses: gaps and intervals against SciPy's own paired test."""
 
+import re
+import statistics
+
 import pytest
 from scipy import stats as scipy_stats
 from synthetic_study import BASELINE, LATER, LOSSES, SEEDS, stage_job, write_stage
@@ -104,6 +107,28 @@ def test_loss_and_jump_are_means_with_their_spread(made):
     assert line["loss"] == f"{mean:.4f} ± {std:.4f}"
     assert line["jump"] == "0.0200 ± 0.0100"
     assert line_of(made, "papers")["jump"] == table.ABSENT
+
+
+@pytest.mark.parametrize("tail", [0.045, 48000.0])
+def test_a_column_of_which_one_sd_is_above_its_mean_has_medians_in_every_cell(rows, tail):
+    """Of the jumps 0.01, 0.02 and `tail`, the sd is below the mean at 0.045 and above it at 48,000."""
+    one = (rows["arm"] == "later") & (rows["seed"] == 3)
+    changed = rows.assign(taper_start_jump=rows["taper_start_jump"].where(~one, tail))
+    found = study_tables.stage_table(changed, stage_job())
+    jumps = [0.01, 0.02, tail]
+    heavy = statistics.stdev(jumps) > statistics.mean(jumps)
+    assert heavy == (tail > 1)
+    header = "jump, median [range]" if heavy else "jump"
+    cells = [line_of(found, record["arm"])[header] for record in found.records if record["jump_n"] > 1]
+    assert len(cells) == 2
+    assert line_of(found, "later")[header] == ("0.020 [0.010, 48000]" if heavy else "0.0250 ± 0.0180")
+    assert line_of(found, "relative")[header] == ("0.020 [0.010, 0.030]" if heavy else "0.0200 ± 0.0100")
+    assert line_of(found, "wild")[header] == ("0.020" if heavy else "0.0200")  # of one seed that did not diverge
+    assert any(header.split(",")[0] in note and ("median [smallest" in note) == heavy for note in found.notes)
+    assert re.fullmatch(r"2\.\d+ ± 0\.\d+", line_of(found, "later")["loss"])  # the rule is of one column, not the table
+    record = record_of(found, "later")
+    assert [record[f"jump_{name}"] for name in ("median", "smallest", "largest")] == [0.02, 0.01, tail]
+    assert record["jump_mean"] == pytest.approx(statistics.mean(jumps), rel=1e-12)
 
 
 def test_runs_shared_with_the_papers_tables_are_named_and_the_rest_is_said_to_be_ours(made):
