@@ -96,7 +96,7 @@ def attach_norms(
 ) -> "Taper":
     """Replace exactly the norms `names` by tapered norms, as `attach` does.
 
-    Without names, the taper computes its scale loss and nothing else. `kind` is the class of the taper.
+    Without names, the taper computes its scale loss alone. `kind` is the class of the taper.
     """
     weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
     require_options(schedule=schedule, ema_rate=ema_rate, **weights)
@@ -198,10 +198,7 @@ class Taper:
 
     @property
     def constants(self) -> dict[str, float]:
-        """The constant c of each tapered norm, by full name. It is NaN before the calibration.
-
-        A norm with one c per feature gives the mean of them.
-        """
+        """The constant c of each tapered norm, or its mean over features. It is NaN before the calibration."""
         return {name: norm.c.mean().item() for name, norm in self._norms.items()}
 
     def set_gate(self, value: float) -> None:
@@ -324,10 +321,7 @@ class Taper:
         self._norms, self._attached = {}, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the model's own state dict lacks: gate, running means and s_tgt, and whether it is calibrated.
-
-        The values are plain tensors and one bool.
-        """
+        """Return the state that the model's own state dict lacks, as plain tensors and one bool."""
         buffers = {**self._buffers(), "gate": self._gate.value}
         return {"calibrated": self.calibrated, **{k: b.detach().clone() for k, b in buffers.items()}}
 

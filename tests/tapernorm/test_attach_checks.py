@@ -61,7 +61,7 @@ def refused(model, match, **options):
         ({"sites": []}, "tapers nothing"),
         ({"sites": ()}, "tapers nothing"),
         ({"sites": "*.ln_1"}, r"sites=\['\*.ln_1'\]"),
-        ({"sites": [1]}, "1 in it is no text"),
+        ({"sites": [1]}, "1 in it is not a string"),
         ({"sites": ["*.ln_3"]}, "matches no internal norm"),
         ({"schedule": (3, 8)}, "must be a GateSchedule"),
     ],
@@ -168,7 +168,7 @@ def test_a_replica_of_data_parallel_is_refused_in_its_first_training_pass():
 def test_a_model_without_values_is_refused():
     with torch.device("meta"):
         model = tiny("llama")
-    with pytest.raises(UserError, match=r"model.embed_tokens.weight lies on the meta device .* load the weights"):
+    with pytest.raises(UserError, match=r"model.embed_tokens.weight is on the meta device .* load the weights"):
         attach(model)
     assert type(model.model.norm).__name__ == "LlamaRMSNorm"
 
@@ -241,7 +241,7 @@ def change(layer, kind):
 def test_a_projection_whose_weight_is_made_anew_is_refused_by_its_name(kind):
     model = tiny("llama")
     change(model.model.layers[1].self_attn.k_proj, kind)
-    match = rf"model.layers.1.self_attn.k_proj.weight is no parameter: a .*{MADE[kind][1]}"
+    match = rf"model.layers.1.self_attn.k_proj.weight is not a parameter, .*{MADE[kind][1]}"
     before = [(name, type(module)) for name, module in model.named_modules()]
     with pytest.raises(UserError, match=match):
         attach(model)

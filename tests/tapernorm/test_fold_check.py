@@ -226,7 +226,7 @@ def test_a_map_shared_with_a_norm_that_is_not_tapered_is_refused(row):
     model = mixed(sites=["*.ln_1"])
     for block in model.blocks:
         block.up = block.mix
-    with pytest.raises(UserError, match=r"is shared, it is also fed by something that is not a tapered norm"):
+    with pytest.raises(UserError, match=r"is shared, because something that is not a tapered norm"):
         fold(model)
 
 

@@ -385,7 +385,7 @@ def test_the_state_is_plain_tensors_that_later_steps_leave_alone(tmp_path):
 def test_the_state_of_other_norms_is_refused_by_name():
     _, internal = builders.attached()
     _, everything = builders.attached(final=True)
-    with pytest.raises(UserError, match=r"belongs to another model: model.norm.statistics.count"):
+    with pytest.raises(UserError, match=r"belongs to another model: .*model.norm.statistics.count"):
         internal.load_state_dict(everything.state_dict())
 
 
@@ -397,7 +397,7 @@ def test_a_state_with_a_tensor_of_another_shape_is_refused_by_name_and_changes_n
     _, other = builders.attached()
     for value in (torch.zeros(()), torch.zeros(3), 0.5):
         state = {**other.state_dict(), "anchor.running.ema": value}
-        with pytest.raises(UserError, match=r"anchor\.running\.ema is .* in it, and \(1,\) in this one"):
+        with pytest.raises(UserError, match=r"anchor\.running\.ema is \(\), .*\(1,\)"):
             driver.load_state_dict(state)
         assert snapshot(driver.state_dict()) == before
 

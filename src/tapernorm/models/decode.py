@@ -127,8 +127,7 @@ def generate(
         compile: whether to decode with `compiled_step`, which starts slowly and then decodes faster.
 
     Raises:
-        UserError: prompt and new tokens exceed the model's context, sampling lacks a generator, or `compile` lacks a
-            compiler.
+        UserError: the tokens exceed the model's context, sampling lacks a generator, or `compile` lacks a compiler.
     """
     sampling = sampling or Sampling()
     if sampling.temperature > 0 and generator is None:

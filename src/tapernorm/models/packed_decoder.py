@@ -2,11 +2,11 @@
 
 B batch, T time, D d_model, H heads, K key-value heads, E head size, S cache capacity, V vocabulary.
 
-Packing changes nothing but the order of sums.
+Packing changes nothing but the order of sums, unless int8 weights are requested.
 """
 
 from collections.abc import Callable
-from typing import Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,26 +14,25 @@ from torch import Tensor, nn
 
 from .decoder import Block, Decoder, RotaryTable
 from .kv_cache import KVCache
+from .packed_linear import Int8Linear, PackedLinear
 
-_ONEDNN = torch.ops.mkldnn  # the operators that torch.compile uses for frozen linear maps
-_BLOCKED_BYTES = 1 << 20  # a smaller weight fits the CPU cache, and oneDNN's call costs more than its layout saves
-Position = (
-    int | Tensor
-)  # of the first token: eager mode slices by an int, one graph serves all positions of a tensor ()
+Weights = Literal["stored", "int8"]  # in the model's dtype, or int8 with a scale for each output channel
+_LINEAR: dict[Weights, Callable[..., nn.Module]] = {"stored": PackedLinear, "int8": Int8Linear}
+Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
 
 
 class PackedBlock(nn.Module):
     """One block of a `PackedDecoder`."""
 
-    def __init__(self, block: Block, n_head: int, n_kv_head: int) -> None:
+    def __init__(self, block: Block, n_head: int, n_kv_head: int, linear: Callable[..., nn.Module]) -> None:
         super().__init__()
         self.n_head, self.n_kv_head = n_head, n_kv_head
         self.grouped = n_head != n_kv_head
         attention, mlp = block.self_attn, block.mlp
-        self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = PackedLinear(attention.o_proj)
-        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
-        self.down = PackedLinear(mlp.down_proj)
+        self.qkv = linear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = linear(attention.o_proj)
+        self.gate_up = linear(mlp.gate_proj, mlp.up_proj)
+        self.down = linear(mlp.down_proj)
         self.attention_norm = _working(block.input_layernorm)
         self.mlp_norm = _working(block.post_attention_layernorm)
 
@@ -77,17 +76,25 @@ class PackedDecoder(nn.Module):
     """Incremental form of a `Decoder`, which may be tapered at any gate or folded.
 
     Weights that need no packing are shared with the `Decoder`.
+
+    Args:
+        model: the decoder to pack.
+        weights: format of the weights of all linear maps, including the head. "int8" rounds the inputs and outputs of
+            these maps to bfloat16. Residual stream, attention and norms keep the model's dtype. See `Int8Linear`.
+
+    Raises:
+        UserError: "int8" was requested for a model on another device than a CPU, or with weights that are not finite.
     """
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, *, weights: Weights = "stored") -> None:
         super().__init__()
-        config = model.config
+        config, linear = model.config, _LINEAR[weights]
         self.config = config
         self.embed = model.model.embed_tokens
         blocks = [block for block in model.model.layers if isinstance(block, Block)]
-        self.blocks = nn.ModuleList(PackedBlock(block, config.n_head, config.n_kv_head) for block in blocks)
+        self.blocks = nn.ModuleList(PackedBlock(block, config.n_head, config.n_kv_head, linear) for block in blocks)
         self.norm = _working(model.model.norm)
-        self.head = PackedLinear(model.lm_head)
+        self.head = linear(model.lm_head)
         self.rotary: RotaryTable = blocks[0].self_attn.rotary
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
@@ -146,45 +153,6 @@ class PackedDecoder(nn.Module):
         if cache.pads is not None:
             visible = visible & (slots >= cache.pads[:, None, None]) | (slots == columns[:, None])
         return visible[:, None]
-
-
-class PackedLinear(nn.Module):
-    """Linear maps of one input packed into one, with concatenated outputs and frozen weights.
-
-    In float32 on a CPU, a weight that exceeds the cache gets a second copy in oneDNN's blocked layout. Its kernels read
-    this copy at nearly twice the speed. torch.compile uses the plain weight and chooses its own layout.
-    """
-
-    def __init__(self, *layers: nn.Linear) -> None:
-        super().__init__()
-        self.weight = _frozen([layer.weight for layer in layers])  # (out, in)
-        biases = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
-        self.bias = _frozen(biases) if any(layer.bias is not None for layer in layers) else None
-        self._blocked = self._in_blocks()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the packed map to x (..., in)."""
-        if self._blocked is None or torch.compiler.is_compiling():
-            return F.linear(x, self.weight, self.bias)
-        return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
-
-    def _in_blocks(self) -> Tensor | None:
-        on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        if not on_cpu or self.weight.dtype is not torch.float32 or self.weight.nbytes < _BLOCKED_BYTES:
-            return None
-        return _ONEDNN._reorder_linear_weight(self.weight)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._blocked = None
-        super()._apply(fn, recurse)
-        self._blocked = self._in_blocks()
-        return self
-
-
-def _frozen(parts: list[Tensor]) -> nn.Parameter:
-    """Concatenate `parts` into a frozen parameter. A single part is shared, not copied."""
-    whole = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])
-    return nn.Parameter(whole, requires_grad=False)
 
 
 def _working(norm: nn.Module) -> nn.Module | None:

@@ -128,7 +128,7 @@ def test_an_architecture_that_is_not_known_is_refused_with_those_that_are(tmp_pa
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UserError, match="holds a mamba; known in this form: llama, qwen2, qwen3"):
+    with pytest.raises(UserError, match=r"holds a mamba; known .*: llama, qwen2, qwen3"):
         skeleton(tmp_path / "model.gguf")
 
 
