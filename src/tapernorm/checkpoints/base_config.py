@@ -18,7 +18,14 @@ _QUANTISED = ("quantization_config", "compression_config")
 _PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt")
 _ATTENTION = ("eager", "sdpa")  # implementations that need neither a package nor a certain device
 _MISREAD = (ValueError, TypeError, KeyError, AttributeError)  # raised by a config's class for a wrong field
-_UNBUILDABLE = (*_MISREAD, AssertionError, ArithmeticError, ImportError, IndexError, RuntimeError)  # by a model's class
+_UNBUILDABLE = (
+    *_MISREAD,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    IndexError,
+    RuntimeError,
+)  # raised by a model's
 
 
 class UnusableWeights(UserError):
