@@ -299,9 +299,7 @@ def taper(norm: nn.Module, gate: Gate, *, ema_rate: float) -> TaperNorm:
     require_taperable(norm)
     gamma = norm.get_parameter("weight")
     gain = gain_of(norm).detach()
-    statistics = RunningMean(
-        2, ema_rate, dtype=gamma.dtype, device=gamma.device
-    )  # raises for a bad rate, before anything changes
+    statistics = RunningMean(2, ema_rate, dtype=gamma.dtype, device=gamma.device)  # may raise ValueError
     norm.__class__ = _tapered_class(type(norm))
     assert isinstance(norm, TaperNorm)
     norm.gate = gate

@@ -25,7 +25,7 @@ _UNBUILDABLE = (
     ImportError,
     IndexError,
     RuntimeError,
-)  # raised by a model's
+)  # by a model's class
 
 
 class UnusableWeights(UserError):
