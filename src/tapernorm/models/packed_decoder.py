@@ -2,11 +2,12 @@
 
 B batch, T time, D d_model, H heads, K key-value heads, E head size, S cache capacity, V vocabulary.
 
-Packing changes no number beyond the order of sums; checkpoints keep the Hugging Face names.
+Packing changes no number beyond the order of sums, unless int8 weights are asked for. Checkpoints keep the Hugging
+Face names.
 """
 
 from collections.abc import Callable
-from typing import Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,24 +15,25 @@ from torch import Tensor, nn
 
 from .decoder import Block, Decoder, RotaryTable
 from .kv_cache import KVCache
+from .packed_linear import Int8Linear, PackedLinear
 
-_ONEDNN = torch.ops.mkldnn  # what torch.compile's own frozen linear maps call
-_BLOCKED_BYTES = 1 << 20  # below, a weight stays in the cache and oneDNN's call costs more than its layout saves
+Weights = Literal["stored", "int8"]  # in the dtype that the model has, or int8 with a scale for each output channel
+_LINEAR: dict[Weights, Callable[..., nn.Module]] = {"stored": PackedLinear, "int8": Int8Linear}
 Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
 
 
 class PackedBlock(nn.Module):
     """One block over a cache."""
 
-    def __init__(self, block: Block, n_head: int, n_kv_head: int) -> None:
+    def __init__(self, block: Block, n_head: int, n_kv_head: int, linear: Callable[..., nn.Module]) -> None:
         super().__init__()
         self.n_head, self.n_kv_head = n_head, n_kv_head
         self.grouped = n_head != n_kv_head
         attention, mlp = block.self_attn, block.mlp
-        self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = PackedLinear(attention.o_proj)
-        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
-        self.down = PackedLinear(mlp.down_proj)
+        self.qkv = linear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = linear(attention.o_proj)
+        self.gate_up = linear(mlp.gate_proj, mlp.up_proj)
+        self.down = linear(mlp.down_proj)
         self.attention_norm = _working(block.input_layernorm)
         self.mlp_norm = _working(block.post_attention_layernorm)
 
@@ -69,17 +71,25 @@ class PackedBlock(nn.Module):
 
 
 class PackedDecoder(nn.Module):
-    """Incremental form of a `Decoder`, tapered at any gate or folded. Weights that need no packing are shared."""
+    """Incremental form of a `Decoder`, tapered at any gate or folded. Weights that need no packing are shared.
 
-    def __init__(self, model: Decoder) -> None:
+    Args:
+        weights: of the linear maps, the head among them. "int8" rounds their inputs and outputs to bfloat16; the
+            residual stream, attention and norms keep the model's dtype. See `Int8Linear`.
+
+    Raises:
+        UserError: int8 weights of a model that is not on a CPU, or has weights that are not finite.
+    """
+
+    def __init__(self, model: Decoder, *, weights: Weights = "stored") -> None:
         super().__init__()
-        config = model.config
+        config, linear = model.config, _LINEAR[weights]
         self.config = config
         self.embed = model.model.embed_tokens
         blocks = [block for block in model.model.layers if isinstance(block, Block)]
-        self.blocks = nn.ModuleList(PackedBlock(block, config.n_head, config.n_kv_head) for block in blocks)
+        self.blocks = nn.ModuleList(PackedBlock(block, config.n_head, config.n_kv_head, linear) for block in blocks)
         self.norm = _working(model.model.norm)
-        self.head = PackedLinear(model.lm_head)
+        self.head = linear(model.lm_head)
         self.rotary: RotaryTable = blocks[0].self_attn.rotary
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
@@ -134,44 +144,6 @@ class PackedDecoder(nn.Module):
         if cache.pads is not None:
             visible = visible & (slots >= cache.pads[:, None, None]) | (slots == columns[:, None])
         return visible[:, None]
-
-
-class PackedLinear(nn.Module):
-    """The linear maps `layers` of one input as a single one, their outputs one after the other; weights are frozen.
-
-    In float32 on a CPU a second copy of a weight beyond the cache lies in oneDNN's blocked layout, which its kernels
-    read at nearly twice the speed of the plain one. torch.compile lays out the plain weight as it likes.
-    """
-
-    def __init__(self, *layers: nn.Linear) -> None:
-        super().__init__()
-        self.weight = _frozen([layer.weight for layer in layers])  # (out, in)
-        biases = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
-        self.bias = _frozen(biases) if any(layer.bias is not None for layer in layers) else None
-        self._blocked = self._in_blocks()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self._blocked is None or torch.compiler.is_compiling():
-            return F.linear(x, self.weight, self.bias)
-        return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
-
-    def _in_blocks(self) -> Tensor | None:
-        on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        if not on_cpu or self.weight.dtype is not torch.float32 or self.weight.nbytes < _BLOCKED_BYTES:
-            return None
-        return _ONEDNN._reorder_linear_weight(self.weight)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._blocked = None
-        super()._apply(fn, recurse)
-        self._blocked = self._in_blocks()
-        return self
-
-
-def _frozen(parts: list[Tensor]) -> nn.Parameter:
-    """`parts` one after the other; a single one is shared, not copied."""
-    whole = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])
-    return nn.Parameter(whole, requires_grad=False)
 
 
 def _working(norm: nn.Module) -> nn.Module | None:
