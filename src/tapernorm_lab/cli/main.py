@@ -14,8 +14,8 @@ from tapernorm import __version__
 from tapernorm.util.atomic_files import REASONS
 from tapernorm.util.errors import UserError, settings_named
 
+from ..training.run_lock import seconds_waited
 from ..training.stop_signals import Stopped, stoppable
-from ..training.waiting import seconds_waited
 
 _REASONS = REASONS | {errno.ENOENT: "give the path of an existing file or folder"}
 _EXTRAS = {  # package -> the extra that installs it; `workflow` installs all others

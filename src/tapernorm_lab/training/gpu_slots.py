@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tapernorm.util.errors import UserError
 
-from .waiting import waiting
+from .run_lock import waiting
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "TORCHELASTIC_RUN_ID"  # set by torch's launcher in what it starts

@@ -23,8 +23,7 @@ from tapernorm.util.atomic_files import discard, is_partial, parse_json, write_j
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
-from .run_lock import LOCK, run_lock
-from .waiting import waiting
+from .run_lock import LOCK, run_lock, waiting
 
 MARK = ".tapernorm.json"
 SCHEMA_VERSION = 1

@@ -25,7 +25,7 @@ import os, sys
 from pathlib import Path
 from tapernorm_lab.training import gpu_slots as devices
 from tapernorm_lab.cli.main import main
-from tapernorm_lab.training.waiting import seconds_waited
+from tapernorm_lab.training.run_lock import seconds_waited
 devices._POLL_S = 0.02
 folder, names, jobs, whole = sys.argv[1:]
 devices.visible_devices, devices._lock_folder = lambda _: names.split(), lambda: Path(folder)
