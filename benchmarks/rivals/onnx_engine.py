@@ -151,7 +151,7 @@ def padded(size: int) -> int:
 
 
 def _padded_rows(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Pad each half of each head of `weight` (H E, D) with zeros, so that the rotation still pairs the same channels."""
+    """Pad each half of each head of `weight` (H E, D) with zeros, so that rotation pairs the same channels."""
     halves = weight.reshape(heads, 2, -1, weight.shape[1])
     more = (padded(2 * halves.shape[2]) - 2 * halves.shape[2]) // 2
     return np.pad(halves, ((0, 0), (0, 0), (0, more), (0, 0))).reshape(-1, weight.shape[1])
