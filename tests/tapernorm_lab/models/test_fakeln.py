@@ -605,7 +605,7 @@ def test_the_state_is_plain_tensors_that_later_steps_leave_alone(tmp_path):
 def test_the_state_of_another_model_is_refused_by_name():
     _, driver = attached()
     _, smaller = attached(n_layer=2)
-    with pytest.raises(UserError, match=r"belongs to another model: transformer\.h\.2\.ln_1\.statistics\.count"):
+    with pytest.raises(UserError, match=r"belongs to another model: .*transformer\.h\.2\.ln_1\.statistics\.count"):
         driver.load_state_dict(smaller.state_dict())
 
 
