@@ -180,7 +180,7 @@ def test_a_model_with_other_norms_or_a_schedule_that_overlaps_is_refused_and_sta
     with pytest.raises(UserError, match=r"transformer\.h\.2\.ln_2 is RMSNorm"):
         faked_again(odd)
     deep = gpt2(n_layer=4)
-    with pytest.raises(UserError, match=r"0\.ln_1\.v at step 9 comes before transformer\.h\.3\.ln_1\.qk at step 11"):
+    with pytest.raises(UserError, match=r"0\.ln_1\.v .*step 9, .*transformer\.h\.3\.ln_1\.qk at step 11"):
         faked_again(deep)
     assert not fake_norms(odd)
     assert not fake_norms(deep)
