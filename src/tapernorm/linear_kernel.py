@@ -74,7 +74,7 @@ class set_linear_kernel:  # noqa: N801  a function to whoever calls it, as torch
 
 
 def get_linear_kernel() -> LinearKernel:
-    """The kernel of float32 linear maps on the CPU: aten or onednn."""
+    """Return the kernel of float32 linear maps on the CPU: aten or onednn."""
     return _chosen
 
 
@@ -131,7 +131,7 @@ def _conv1d_forward(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _takes(x: Tensor, weight: Tensor, bias: Tensor | None, d_in: int) -> bool:
-    """Whether oneDNN computes this map, of x (..., d_in)."""
+    """Return whether oneDNN computes this map, of x (..., d_in)."""
     return (
         (torch.compiler.is_compiling() or not _is_watched())  # first: a tracer records all that follows
         and _is_plain(x)
@@ -154,7 +154,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether something else than eager autograd reads the calls: modes, function transforms, forward mode, tracing."""
+    """Return whether more than eager autograd reads the calls: a mode, a function transform, forward mode, a tracer."""
     return (
         _C._len_torch_function_stack() > 0
         or _C._len_torch_dispatch_stack() > 0
@@ -165,7 +165,7 @@ def _is_watched() -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y (..., O) of x (..., I), W (O, I), b (O,)."""
+    """Compute y (..., O) of x (..., I), W (O, I), b (O,)."""
     rows = x.reshape(-1, x.shape[-1])  # (R, I)
     y = _Linear.apply(rows, weight, bias) if torch.is_grad_enabled() else _product(rows, weight, bias)
     return y.view(*x.shape[:-1], weight.shape[0])
@@ -195,13 +195,13 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """G^T x (O, I) of G (R, O) and x (R, I)."""
+    """Compute G^T x (O, I) of G (R, O) and x (R, I)."""
     # A product copies a left side that is transposed, and none on the right: the narrower one goes to the left.
     return _product(x.t(), grad.t()).t() if x.shape[1] < grad.shape[1] else _product(grad.t(), x.t())
 
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A B^T + b (M, N) of A (M, K) and B (N, K), which may be views of any strides, in float32."""
+    """Compute A B^T + b (M, N) of A (M, K) and B (N, K), which may be views of any strides, in float32."""
     if torch.compiler.is_compiling():
         return torch.ops.tapernorm.onednn_product(left, right, bias)
     return _onednn(left, right, bias)

@@ -31,11 +31,9 @@ def settle_linear_kernel(plan: Plan, model: nn.Module) -> Plan:
     Raises:
         UserError: as `set_linear_kernel`.
     """
-    kernel = plan.hardware.linear
-    if next(model.parameters()).device.type != "cpu":
-        kernel = "aten"
-    elif kernel == "auto":
-        kernel = from_leader(lambda: _kept_choice(plan, model))
+    asked, kernel = plan.hardware.linear, "aten"
+    if next(model.parameters()).device.type == "cpu":
+        kernel = from_leader(lambda: _kept_choice(plan, model)) if asked == "auto" else asked
     set_linear_kernel(kernel)
     return replace(plan, hardware=plan.hardware.model_copy(update={"linear": kernel}))
 
@@ -52,13 +50,13 @@ def _kept_choice(plan: Plan, model: nn.Module) -> LinearKernel:
 
 
 def maps_of(model: nn.Module, rows: int) -> list[LinearMap]:
-    """The linear maps of a model in one forward pass of so many tokens."""
+    """Return the linear maps of a model in one forward pass of so many tokens."""
     shapes = Counter(sizes(layer) for layer in model.modules() if is_like_linear(layer))
     return [LinearMap.at_most(rows, shape, count) for shape, count in shapes.items()]
 
 
 def choose(maps: Iterable[LinearMap]) -> dict[str, Any]:
-    """The faster kernel for these maps, in this process's threads; a near tie takes PyTorch's default.
+    """Choose the faster kernel for these maps, in this process's threads; a near tie takes PyTorch's default.
 
     Each map runs forward and backward by both kernels in turn. Its time is the least of the rounds.
 
@@ -66,7 +64,7 @@ def choose(maps: Iterable[LinearMap]) -> dict[str, Any]:
     """
     if not torch.backends.mkldnn.is_available():
         return {"linear": "aten", "speedup": None}
-    seconds: Counter[LinearKernel] = Counter()
+    seconds: dict[LinearKernel, float] = {"aten": 0.0, "onednn": 0.0}
     for one in maps:
         for kernel, least in _least_seconds(one).items():
             seconds[kernel] += one.times * least
