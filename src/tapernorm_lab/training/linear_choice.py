@@ -31,7 +31,8 @@ def settle_linear_kernel(plan: Plan, model: nn.Module) -> Plan:
     Raises:
         UserError: as `set_linear_kernel`.
     """
-    asked, kernel = plan.hardware.linear, "aten"
+    asked = plan.hardware.linear
+    kernel: LinearKernel = "aten"
     if next(model.parameters()).device.type == "cpu":
         kernel = from_leader(lambda: _kept_choice(plan, model)) if asked == "auto" else asked
     set_linear_kernel(kernel)
