@@ -11,7 +11,7 @@ from benchmarks.report import line
 from tapernorm.linear_kernel import get_linear_kernel
 from tapernorm.util.rng import generator
 
-SHAPE = shape(tie_head=True)
+SHAPE = shape(tie_head=True, context=16)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_each_arm_runs_by_its_kernel(monkeypatch):
     def run(arms, **_):
         for step in arms.values():
             step()
-        return dict.fromkeys(arms, [1.0])
+        return {name: [1.0] for name in arms}
 
     monkeypatch.setattr(steps, "training_loss", noted)
     monkeypatch.setattr(linear_kernels, "interleave", run)
