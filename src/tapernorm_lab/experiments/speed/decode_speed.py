@@ -1,8 +1,8 @@
 """Decoding speed with and without norms (method.md section 11): the measurement behind Tables 2, 2x and 2v1.
 
-Every sample of an arm is paired with those of the other arms in the same round; `bench.interleave` times
-them in turn. Prefill and decode are timed apart. Nothing is timed before the folded arms gave the logits
-of the gated model.
+The arms are timed in turn (`interleaved_timing`), so that each sample of an arm is paired with those of the other arms
+in its round. Prefill and decode are timed separately. Before any timing, the folded arms must give the logits of the
+gated model.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """The models that a decoding benchmark compares, all made from one tapered checkpoint.
 
-Weights do not change speed, so one checkpoint serves every arm; what differs is what stands in the norms' places.
+One checkpoint serves every arm, because weights do not affect speed. The arms differ in what replaces the norms.
 """
 
 import copy

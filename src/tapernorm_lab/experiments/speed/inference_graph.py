@@ -1,6 +1,6 @@
-"""What is left of a finished decoder to run, and what odd inputs do to it: the further columns of Table S2.
+"""The operations of a finished decoder and its behaviour on odd inputs: the further columns of Table S2.
 
-n rows, T time, D width, V vocabulary. A decoder that was tapered is folded first: that is the form it is used in.
+n rows, T time, D width, V vocabulary. A tapered decoder is folded first, because that is the form in which it is used.
 """
 
 import copy
@@ -83,9 +83,10 @@ def inspect_inference(model: Decoder, tokens: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def operations(model: Decoder) -> dict[str, int]:
-    """How often one forward pass, packed for decoding, runs a norm, a tanh, an erf, an exp; and any kernel at all.
+    """Count the norms, tanh, erf, exp and all kernels of one forward pass, packed for decoding.
 
-    Views of a tensor are no kernels. Attention and SiLU are one each, so their exponentials do not count as `exp`.
+    Views of a tensor are not kernels. Attention and SiLU are one kernel each, so that their exponentials do not count
+    as `exp`.
     """
     packed = PackedDecoder(model)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=packed.embed.weight.device)
