@@ -115,7 +115,7 @@ def _foreign(job: RobustnessJob, coder: Coder, name: str, folder: Path, whole: P
 
 
 def _repeated(job: RobustnessJob, own: Tensor, counts: Tensor, *, barred: int) -> Iterator[OddInput]:
-    """Yield the rows with repeats; no `never_seen` rows if the training text has every token but `barred`.
+    """Yield the rows with repeats; no `never_seen` rows if the training text has every token.
 
     `barred` is the end-of-document id.
     """
