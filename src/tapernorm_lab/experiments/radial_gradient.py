@@ -16,8 +16,9 @@ from ..training.training_loss import cross_entropy
 def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
     """Return the mean over tokens of |<grad_h CE, h>| / (||grad_h CE|| ||h||), in float64.
 
-    h is the input of the final norm. Up to eps, the share is zero if a final norm divides by the scale of h; with a
-    linear map in its place it is not. A token without gradient, such as a saturated one after DyT, counts as zero.
+    h is the input of the final norm. Up to eps, the share is zero if a final norm divides by the scale of h. With a
+    linear map in its place the share is not zero. A token without gradient, such as a saturated one after DyT, counts
+    as zero.
 
     Args:
         inputs: ids (B, T), whose stream h the model computes in its own precision.

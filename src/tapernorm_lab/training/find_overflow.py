@@ -1,8 +1,8 @@
 """Find the first value of a forward pass that is not finite, and the tapered norm that let a token grow before it.
 
-With the gate g and the constant c, a tapered norm makes a token of scale s larger than the norm itself would, by the
-factor g + (1 - g) * c * s. The maps after a norm are at least quadratic in it. A token that one norm makes ten times
-too large is therefore thousands of times too large a few blocks later, and overflows.
+A tapered norm with gate g and constant c scales a token of scale s by g + (1 - g) * c * s, relative to the plain norm.
+The maps after a norm are at least quadratic in it. A token that one norm makes ten times too large is therefore
+thousands of times too large a few blocks later, and overflows.
 """
 
 from collections.abc import Callable

@@ -96,8 +96,8 @@ class Plan:
         folder: where checkpoints and growing metrics lie until the run is done.
         events: folder of TensorBoard event files; None: none are written.
         remedy: settings to change after a divergence, as the message gives them.
-        salvage: takes the number of steps done before a divergence, saves what is useful of the model at that step, and
-            returns a message about it; called on every rank.
+        salvage: called on every rank after a divergence with the number of finished steps. It saves what is useful of
+            the model at that step, and returns a message about it.
         tolerant: whether a final score that is not finite is a result instead of a divergence.
     """
 

@@ -1,7 +1,7 @@
 """The trainer: a loop over optimizer steps that can be killed at any point and resumes bitwise.
 
-Step k is a function of (settings, k, state). The batch, the learning rate and the gate are pure functions of k, so that
-nothing is replayed on resume, and evaluation or logging cannot change the training.
+Step k is a function of (settings, k, state). The batch, the learning rate and the gate are pure functions of k. Nothing
+is therefore replayed on resume, and evaluation or logging cannot change the training.
 
 Several processes may train one model, one per device (`ranks`). Each takes its share of the rows of every batch. The
 gradients, the norms' statistics and the losses of an optimizer step are those of the whole batch on every process.

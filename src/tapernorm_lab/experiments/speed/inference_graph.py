@@ -32,7 +32,7 @@ _NORMS = {"rsqrt", "native_layer_norm", "_fused_rms_norm"}  # one of them in eac
 
 
 def inspect_stage(job: StageJob, results: Path, tokens: Path, *, device: str, threads: int) -> list[dict[str, Any]]:
-    """A row per run of the stage that finished; one that diverged left no model, and has a row that says so.
+    """Return one row per finished run of the stage; a diverged run has no model, and a row that says so.
 
     Args:
         results: results folder of the study's run.
@@ -65,7 +65,7 @@ def inspect_stage(job: StageJob, results: Path, tokens: Path, *, device: str, th
 
 
 def inspect_inference(model: Decoder, tokens: Tensor) -> dict[str, Any]:
-    """Operations of `model`, and what becomes of each kind of odd rows, as plain numbers: operations_norm, text_ce, ...
+    """Return the operations of `model` and its scores on odd rows, as numbers: operations_norm, text_ce, ...
 
     Args:
         tokens: held-out text, a stream of ids (m,) of at least one context and a token.
