@@ -55,4 +55,6 @@ ARMS = (
     Arm("transformers", "float32", "compiled, static cache", {"cache": "static", "compile": True}),
     Arm("ours", "float32", "eager"),
     Arm("ours", "float32", "compiled", {"compile": True}),
+    Arm("ours", "int8", "eager"),
+    Arm("ours", "int8", "compiled", {"compile": True}),
 )

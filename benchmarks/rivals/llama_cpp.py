@@ -66,7 +66,8 @@ class LlamaCpp:
         return math.fsum(losses) / len(losses)
 
     def _complete(self, prompt: Sequence[int], new_tokens: int, **more: Any) -> dict[str, Any]:
-        request = {"prompt": list(prompt), "n_predict": new_tokens, "temperature": 0, "ignore_eos": True}
+        greedy = {"samplers": ["top_k"], "top_k": 1, "ignore_eos": True}
+        request = {"prompt": list(prompt), "n_predict": new_tokens, **greedy}
         body = json.dumps({"cache_prompt": False, "id_slot": 0, **request, **more}).encode()
         post = Request(f"{self._server.listening_address}/completion", body, {"Content-Type": "application/json"})
         with urlopen(post, timeout=300) as answer:
@@ -79,6 +80,8 @@ def _parameters(path: Path, threads: int, context: int) -> Any:
     parameters.n_ctx, parameters.n_parallel = context, 1
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
     parameters.cache_type_k = parameters.cache_type_v = xl.ggml_type.GGML_TYPE_F32
+    # With a float32 cache its flash attention is the slower way: 0.9 against 2.2 thousand tokens/s at d 64.
+    parameters.flash_attn_type = xl.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.warmup, parameters.fit_params, parameters.cache_ram_mib = False, False, 0
     return parameters
 

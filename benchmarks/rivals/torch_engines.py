@@ -27,7 +27,7 @@ class Ours:
         torch.set_num_threads(threads)
         model = _load(folder)
         self.facts = {"release": f"torch {torch.__version__}"}
-        self._model, self._compile = PackedDecoder(model), compile
+        self._model, self._compile = PackedDecoder(model, weights="int8" if weights == "int8" else "stored"), compile
         self._context = model.config.context
         self._cache: KVCache | None = None
 
