@@ -66,10 +66,7 @@ def train_decoder(
         job: settings of the training.
         prepare: changes the fresh model in place.
         drive: attaches the taper; its second argument is a function that scores the model.
-        tokens: folder of the token streams.
-        out: run folder.
-        hardware: hardware settings, which define no number.
-        overwrite: delete another job's results and checkpoints in `out`.
+        tokens, out, hardware, overwrite: as for `pretrain`.
 
     Raises:
         UserError: as `pretrain`.
