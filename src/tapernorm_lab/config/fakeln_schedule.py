@@ -1,4 +1,4 @@
-"""When FakeLN removes what: the staged order of Baroni et al. as a pure function of the step (method.md section 10)."""
+"""The staged removal order of FakeLN (Baroni et al.), as a pure function of the step (method.md section 10)."""
 
 from itertools import pairwise
 
@@ -8,7 +8,10 @@ from .sections import Count, PositiveInt, Strict
 
 
 class FakeSchedule(Strict):
-    """Start step of each stage, and steps from one block to the next within it; sigma_bar needs a step before it."""
+    """Start step of each removal stage, and the number of steps between consecutive blocks within a stage.
+
+    No stage starts at step 0: sigma_bar is an average over the steps before the removal.
+    """
 
     mlp_start: PositiveInt  # ln_2, block 0 upward
     mlp_gap: Count
@@ -20,10 +23,10 @@ class FakeSchedule(Strict):
 
 
 def removal_steps(schedule: FakeSchedule, n_layer: int) -> dict[str, int]:
-    """Site -> the step at which it is removed, in the order of removal.
+    """Return a mapping from site to the step at which it is removed, in the order of removal.
 
     Raises:
-        UserError: a stage would begin before the one ahead of it is through all blocks.
+        UserError: a stage starts before the previous stage has reached the last block.
     """
     stages = (
         ("ln_2", schedule.mlp_start, schedule.mlp_gap),
@@ -37,12 +40,12 @@ def removal_steps(schedule: FakeSchedule, n_layer: int) -> dict[str, int]:
     for (earlier, first), (later, second) in pairwise(steps.items()):
         if second < first:
             raise UserError(
-                f"FakeLN schedule: {later} at step {second} comes before {earlier} at step {first}, and the stages "
-                f"follow one another; start it later or take smaller gaps for {n_layer} blocks"
+                f"FakeLN schedule: {later} is removed at step {second}, before {earlier} at step {first}. "
+                f"Start that stage later, or set smaller gaps for {n_layer} blocks"
             )
     return steps
 
 
 def removed_at(step: int, schedule: FakeSchedule, n_layer: int) -> tuple[str, ...]:
-    """The sites that no longer normalise in the forward pass of `step`, in the order of removal."""
+    """Return the sites that no longer normalise in the forward pass of `step`, in the order of removal."""
     return tuple(site for site, at in removal_steps(schedule, n_layer).items() if at <= step)

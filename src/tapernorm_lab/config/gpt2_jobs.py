@@ -1,4 +1,4 @@
-"""The jobs of a run's GPT-2 track, from its config."""
+"""Derive the jobs of a run's GPT-2 track from its config."""
 
 from typing import TYPE_CHECKING
 
@@ -21,26 +21,29 @@ from .sections import HardwareConfig
 
 
 class Gpt2Jobs:
-    """What a `Config` makes of its sections `gpt2` and `hardware`."""
+    """Methods of `Config` that derive jobs from its sections `gpt2` and `hardware`.
 
-    if TYPE_CHECKING:  # the fields are those of `Config`
+    A method that is asked for one job raises UserError if `gpt2` is null or lacks the named size, text or corpus.
+    """
+
+    if TYPE_CHECKING:  # `Config` declares these fields
         gpt2: Gpt2Config | None
         hardware: HardwareConfig
 
     def finetune_cells(self) -> list[tuple[Method, str, int]]:
-        """Every (method, size, seed) of the GPT-2 track, largest size first."""
+        """List every (method, size, seed) of the GPT-2 track, largest size first; empty if `gpt2` is null."""
         if self.gpt2 is None:
             return []
         sizes = [size.name for size in reversed(self.gpt2.sizes)]
         return [(method, size, seed) for size in sizes for method in self.gpt2.methods for seed in self.gpt2.seeds]
 
     def base_job(self, size: str) -> BaseJob:
-        """The job that brings or makes the base model of a size."""
+        """Return the job that downloads or trains the base model of a size."""
         gpt2, chosen = self._gpt2(), self._size(size)
         return BaseJob(size=size, source=chosen.source, fresh=chosen.fresh, context=gpt2.context, seed=gpt2.seeds[0])
 
     def finetune_job(self, method: Method, size: str, seed: int) -> FinetuneJob:
-        """The job of one (method, size, seed), holding only what that method reads."""
+        """Return the job of one (method, size, seed), with only the settings that the method reads."""
         gpt2, chosen = self._gpt2(), self._size(size)
         fakeln, tapered = method == "fakeln", method in TAPERED
         shared = ("steps", "lr", "min_lr", "warmup_steps", "decay_steps", "batch")
@@ -58,14 +61,14 @@ class Gpt2Jobs:
         )
 
     def finetune_hardware(self, size: str) -> HardwareConfig:
-        """The hardware section with what this size has of its own."""
+        """Return the hardware section with the settings that this size overrides."""
         own = ("micro_batch", "devices_per_job", "activation_checkpointing", "checkpoint_every")
         return self.hardware.model_copy(update={name: getattr(self._size(size), name) for name in own})
 
     def blocks_job(self, corpus: str) -> BlocksJob:
-        """The job that cuts a text of the GPT-2 track into blocks: base, train, or an evaluation corpus."""
+        """Return the job that cuts a text into blocks: base, train, or an evaluation corpus of kind text."""
         gpt2 = self._gpt2()
-        self.gpt2_corpus_job(corpus)  # there is such a text
+        self.gpt2_corpus_job(corpus)  # raises UserError if there is no such text
         scored = [c for c in gpt2.corpora if c.name == corpus or (corpus == "train" and c.kind == "held_out")]
         return BlocksJob(
             context=gpt2.context,
@@ -74,7 +77,7 @@ class Gpt2Jobs:
         )
 
     def gpt2_corpus_job(self, text: str) -> CorpusJob:
-        """The job that reads a text of the GPT-2 track: base, train, or an evaluation corpus of kind text."""
+        """Return the job that reads a text: base, train, or an evaluation corpus of kind text."""
         gpt2 = self._gpt2()
         texts = {"base": gpt2.base_text, "train": gpt2.text, **{c.name: c.text for c in gpt2.corpora}}
         if not texts.get(text):
@@ -82,33 +85,33 @@ class Gpt2Jobs:
         return CorpusJob(data=texts[text])
 
     def gpt2_tokenizer_job(self) -> TokenizerJob:
-        """The job that trains the GPT-2 track's tokenizer."""
+        """Return the job that trains the GPT-2 track's tokenizer."""
         gpt2 = self._gpt2()
         if gpt2.tokenizer is None:
             raise UserError(
-                f"the GPT-2 track of this config takes the tokenizer {gpt2.bpe!r} as published, and trains none"
+                f"gpt2.tokenizer is null: this config uses the tokenizer {gpt2.bpe!r} as published and trains none"
             )
         return TokenizerJob(tokenizer=gpt2.tokenizer)
 
     def bpe_job(self) -> BpeJob:
-        """The job that takes the GPT-2 track's published tokenizer."""
+        """Return the job that downloads the GPT-2 track's published tokenizer."""
         gpt2 = self._gpt2()
         if gpt2.bpe is None:
-            raise UserError("the GPT-2 track of this config trains its tokenizer: `tapernorm tokenizer --gpt2`")
+            raise UserError("gpt2.bpe is null: this config trains its tokenizer, with `tapernorm tokenizer --gpt2`")
         return BpeJob(source=gpt2.bpe)
 
     def hub_rows_job(self, corpus: str) -> HubRowsJob:
-        """The job that takes the tokenized rows of an evaluation corpus."""
+        """Return the job that downloads the tokenized rows of an evaluation corpus of kind rows."""
         found = self._corpus(corpus, "rows")
         assert found.rows is not None
         return HubRowsJob(rows=found.rows, context=self._gpt2().context, max_rows=found.max_rows)
 
     def filter_job(self, corpus: str) -> FilterJob:
-        """The job that makes a filtered evaluation corpus."""
+        """Return the job that makes an evaluation corpus of kind filtered."""
         return FilterJob(seen_rows=self._corpus(corpus, "filtered").seen_rows)
 
     def models_under_test(self) -> list[ModelUnderTest]:
-        """Every model that Table 3 scores: the originals, our fine-tunes, and what others published."""
+        """List every model that Table 3 scores: the originals, our fine-tunes, and the published fine-tunes."""
         if self.gpt2 is None:
             return []
         bases = {size.name: size.source or MADE_HERE for size in self.gpt2.sizes}
@@ -126,7 +129,7 @@ class Gpt2Jobs:
         return [*found, *finetuned]
 
     def evaluate_job(self, method: str, size: str, seed: int | None) -> EvaluateJob:
-        """The job that scores one of `models_under_test` on every corpus."""
+        """Return the job that scores one of `models_under_test` on every corpus."""
         corpora = self._gpt2().corpora
         model = next(m for m in self.models_under_test() if (m.method, m.size, m.seed) == (method, size, seed))
         return EvaluateJob(
@@ -136,14 +139,14 @@ class Gpt2Jobs:
         )
 
     def published_job(self, method: str, size: str) -> BaseJob:
-        """The job that brings a checkpoint that others published."""
+        """Return the job that downloads a checkpoint published by others."""
         source = {p.method: p.source for p in self._size(size).published}[method]
         gpt2 = self._gpt2()
         return BaseJob(size=size, source=source, fresh=None, context=gpt2.context, seed=gpt2.seeds[0])
 
     def _gpt2(self) -> Gpt2Config:
         if self.gpt2 is None:
-            raise UserError("this config has no GPT-2 track: its `gpt2` is null")
+            raise UserError("this config has no GPT-2 track: its `gpt2` is null; use a config with a `gpt2` section")
         return self.gpt2
 
     def _corpus(self, name: str, kind: str) -> EvalCorpus:

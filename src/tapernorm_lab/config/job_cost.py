@@ -1,7 +1,6 @@
-"""What a training job costs, from its settings alone: parameters, FLOPs, bytes, and the limits that a scheduler gets.
+"""Compute a training job's parameters, FLOPs, bytes and scheduler limits from its settings alone, without torch.
 
-Plain arithmetic on jobs; no torch. Parameters and FLOPs are exact. Times and memory are upper estimates: what a job is
-allowed, not what it is expected to take.
+Parameters and FLOPs are exact. Times and memory are upper estimates, which serve as limits and not as predictions.
 """
 
 import math
@@ -16,22 +15,22 @@ from .variants import Variant
 
 @dataclass(frozen=True)
 class Throughput:
-    """What one device is counted on for.
+    """The speed that is assumed of one device.
 
     Attributes:
-        step_s: seconds of an optimizer step that no arithmetic explains: launches, data, logging.
-        flops_per_s: achieved arithmetic beyond that.
+        step_s: overhead of an optimizer step in seconds: kernel launches, data, logging.
+        flops_per_s: arithmetic throughput apart from that overhead.
     """
 
     step_s: float
     flops_per_s: float
 
 
-# An eager H100 run of the paper takes 4.3 to 15.4 h (method.md section 9) for 100k to 300k steps (assumed): 0.15 to
-# 0.19 s a step at every width, so what it waits for is not arithmetic. 50 TFLOP/s are a twentieth of the H100's bf16
-# peak of dense matrix products, 990 TFLOP/s.
+# An eager H100 run of the paper takes 4.3 to 15.4 h (method.md section 9) for 100k to 300k steps (assumed). That is
+# 0.15 to 0.19 s per step at every width, so overhead dominates. 50 TFLOP/s are a twentieth of the H100's dense bf16
+# peak, 990 TFLOP/s.
 GPU = Throughput(step_s=0.2, flops_per_s=5e13)
-CPU_THREAD = Throughput(step_s=0.02, flops_per_s=4e9)  # models of the demo's widths, one core of a server
+CPU_THREAD = Throughput(step_s=0.02, flops_per_s=4e9)  # one server core, at the widths of config/demo.yaml
 
 PUBLISHED_GPT2 = {  # hub name -> (d_model, n_layer)
     "gpt2": (768, 12),
@@ -42,27 +41,27 @@ PUBLISHED_GPT2 = {  # hub name -> (d_model, n_layer)
 _GPT2_VOCABULARY, _GPT2_POSITIONS = 50257, 1024
 _UNTAPERED = Variant("none", "none")
 
-_SPARE = 1.5  # of a job's time limit, over the estimate
-_START_MIN = 20  # imports, compilation and the final evaluation
-_PROCESS_BYTES = 2e9  # Python, torch, a compiler
-_CUDA_BYTES = 4e9  # what CUDA's context and the processes that compile for it take on the host
-_FLOAT = 4  # bytes of a float32: weights, gradients, moments and checkpoints keep it under autocast too
-_MOMENTS = 2  # of AdamW
-_RECOMPUTED = 4 / 3  # activation checkpointing runs the forward pass of each block again
+_SPARE = 1.5  # ratio of a job's time limit to its estimated time
+_START_MIN = 20  # minutes for imports, compilation and the final evaluation
+_PROCESS_BYTES = 2e9  # host memory of Python, torch and a compiler
+_CUDA_BYTES = 4e9  # host memory of CUDA's context and of its compile processes
+_FLOAT = 4  # bytes of a float32: weights, gradients, moments and checkpoints stay float32 under autocast
+_MOMENTS = 2  # moments of AdamW per parameter
+_RECOMPUTED = 4 / 3  # FLOPs with activation checkpointing, which repeats the forward pass, over FLOPs without
 
 
 @dataclass(frozen=True)
 class Load:
-    """A training job as its device sees it.
+    """The size of a training job, in the quantities that its time and memory follow from.
 
     Attributes:
         steps: optimizer steps.
-        step_tokens: tokens of one.
-        pass_tokens: tokens of one forward pass, whose activations are held together.
-        parameters: all, a tied head counted once; each tapered norm has a gain more.
-        matrix: entries of the matrices that a token is multiplied by, the output head included, tied or not.
-        attention: layers x width of all heads x context.
-        kept: floats per token that the backward pass needs, upper estimate.
+        step_tokens: tokens per optimizer step.
+        pass_tokens: tokens per forward pass, whose activations are held at the same time.
+        parameters: number of parameters; a tied head counts once, and each tapered norm has a second gain.
+        matrix: entries of all matrices that multiply a token, including the output head, tied or not.
+        attention: n_layer x (n_head x head_dim) x context.
+        kept: floats per token that are kept for the backward pass; an upper estimate.
     """
 
     steps: int
@@ -75,6 +74,7 @@ class Load:
 
     @classmethod
     def of_pretraining(cls, job: PretrainJob, hardware: HardwareConfig) -> Self:
+        """Return the load of a pre-training run."""
         m = job.model
         heads = m.n_head * m.head_dim
         block = 2 * m.d_model * (heads + m.n_kv_head * m.head_dim) + 3 * m.d_model * m.d_ff
@@ -83,7 +83,7 @@ class Load:
         tapered = (norms - 1) * job.variant.internal + job.variant.final
         vectors = norms * (1 if m.norm == "rmsnorm" else 2) + tapered
         embedding = 0 if m.tie_head else m.vocab_size * m.d_model
-        # Inputs and outputs of its norms and linear maps; the loss holds four copies of the logits.
+        # A block keeps the inputs and outputs of its norms and linear maps; the loss keeps four copies of the logits.
         kept = _kept(hardware, m.n_layer, m.d_model, 16 * m.d_model + 5 * m.d_ff) + 4 * m.vocab_size
         return cls(
             steps=job.steps,
@@ -97,13 +97,13 @@ class Load:
 
     @classmethod
     def of_finetune(cls, job: FinetuneJob, base: BaseJob, vocab_size: int | None, hardware: HardwareConfig) -> Self:
-        """`vocab_size`: of a tokenizer trained here; None: GPT-2's own."""
+        """Return the load of a fine-tune; `vocab_size` is that of a trained tokenizer, or None for GPT-2's own."""
         variant = TAPERED.get(job.method, _UNTAPERED)
         return cls._of_gpt2(base, vocab_size, hardware, job.steps, job.batch, variant)
 
     @classmethod
     def of_base(cls, job: BaseJob, vocab_size: int | None, hardware: HardwareConfig) -> Self:
-        """A published base model is only brought here: no steps."""
+        """Return the load of a base model's job; a published base is only downloaded and has 0 steps."""
         steps, batch = (0, 1) if job.fresh is None else (job.fresh.steps, job.fresh.train.batch)
         return cls._of_gpt2(job, vocab_size, hardware, steps, batch, _UNTAPERED)
 
@@ -123,32 +123,35 @@ class Load:
             parameters=matrix + (vectors + positions) * width,
             matrix=matrix,
             attention=layers * width * base.context,
-            kept=_kept(hardware, layers, width, 50 * width) + 4 * vocabulary,  # GELU keeps eight of its width 4 D
+            kept=_kept(hardware, layers, width, 50 * width) + 4 * vocabulary,  # GELU keeps 8 tensors of width 4 D
         )
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward: 6 per matrix entry, and attention's 12 L D T over the whole context, causal or not."""
+        """FLOPs of forward and backward pass per token.
+
+        A matrix entry costs 6. Attention costs 12 L D T over the whole context: the causal mask is not deducted.
+        """
         return 6 * self.matrix + 12 * self.attention
 
     @property
     def flops(self) -> int:
-        """Of the whole training; what activation checkpointing repeats does not count."""
+        """FLOPs of the whole training, without those that activation checkpointing repeats."""
         return self.steps * self.step_tokens * self.flops_per_token
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Weights and AdamW's two moments."""
+        """Bytes of a resume checkpoint: weights and AdamW's two moments."""
         return _FLOAT * (1 + _MOMENTS) * self.parameters
 
     @property
     def training_bytes(self) -> int:
-        """Peak on the device: weights, gradients, moments, and the activations of one forward pass in float32."""
+        """Peak bytes on the device: weights, gradients, moments, and the float32 activations of one forward pass."""
         return _FLOAT * ((2 + _MOMENTS) * self.parameters + self.kept * self.pass_tokens)
 
 
 def training_time_s(load: Load, hardware: HardwareConfig) -> float:
-    """Upper estimate of the time of all steps, on a device that no other job shares."""
+    """Estimate an upper bound on the seconds of all steps, on a device that no other job shares."""
     if hardware.device == "cpu":
         step_s, flops_per_s = CPU_THREAD.step_s, CPU_THREAD.flops_per_s * hardware.threads
     else:
@@ -158,15 +161,16 @@ def training_time_s(load: Load, hardware: HardwareConfig) -> float:
 
 
 def limit_min(load: Load, hardware: HardwareConfig, attempt: int = 1) -> int:
-    """Minutes that a scheduler gives the job: doubled with each attempt, which goes on from the last checkpoint."""
+    """Return the job's time limit in minutes. Each new attempt resumes from the last checkpoint and doubles it."""
     minutes = _START_MIN + _SPARE * training_time_s(load, hardware) / 60
     return math.ceil(minutes * 2 ** (attempt - 1))
 
 
 def memory_mb(load: Load, hardware: HardwareConfig) -> int:
-    """Megabytes of host memory: a checkpoint in the making, and of each device's process what it takes by itself.
+    """Return the megabytes of host memory that the job needs.
 
-    That is the weights that it starts from, and on a CPU the training.
+    They hold a checkpoint being written and one process per device. A process holds the initial weights, or on a CPU
+    the whole training.
     """
     held = load.training_bytes if hardware.device == "cpu" else _CUDA_BYTES + _FLOAT * load.parameters
     processes = hardware.devices_per_job * (_PROCESS_BYTES + held)
@@ -174,12 +178,12 @@ def memory_mb(load: Load, hardware: HardwareConfig) -> int:
 
 
 def _kept(hardware: HardwareConfig, layers: int, width: int, block: int) -> int:
-    """Floats per token of all blocks; with activation checkpointing, their inputs and what one of them keeps."""
+    """Floats kept per token in all blocks; with activation checkpointing, all block inputs and one block's floats."""
     return layers * width + block if hardware.activation_checkpointing else layers * block
 
 
 def _gpt2_shape(source: str | None, shape: Gpt2Shape | None) -> tuple[int, int]:
-    """(d_model, n_layer); a model of unknown size counts as the largest."""
+    """Return (d_model, n_layer); a model of unknown size counts as the largest GPT-2."""
     if shape is not None:
         return shape.d_model, shape.n_layer
     return PUBLISHED_GPT2.get(str(source).removeprefix("openai-community/"), PUBLISHED_GPT2["gpt2-xl"])

@@ -1,6 +1,6 @@
-"""The job of each rule: exactly what defines its numbers, cut from a `Config`.
+"""The job of each rule: the settings that define its numbers, taken from a `Config`.
 
-A change of a setting thus reruns what depends on it and nothing else. Hardware is not part of a job.
+A changed setting therefore reruns the jobs that hold it, and no other. Hardware settings are not part of a job.
 """
 
 from typing import Annotated, Literal, Self
@@ -41,49 +41,49 @@ from .variants import AnyVariant
 
 
 class CorpusJob(Strict):
-    """What defines a corpus: its texts, one after the other."""
+    """The settings that define a corpus: its texts, which are concatenated in this order."""
 
     data: tuple[DataConfig, ...]
 
 
 class TokenizerJob(Strict):
-    """What defines a tokenizer, its corpus apart."""
+    """The settings that define a tokenizer, besides its corpus."""
 
     tokenizer: TokenizerConfig
 
 
 class TokensJob(Strict):
-    """What defines token streams, corpus and tokenizer apart: they must hold at least one window."""
+    """The settings that define token streams, besides corpus and tokenizer. A stream holds at least one window."""
 
     context: AtLeastTwo
 
 
 class BenchJob(Strict):
-    """What defines a decoding benchmark, its model apart."""
+    """The settings that define a decoding benchmark, besides its model."""
 
     run: str
     bench: BenchConfig
 
 
 class ReportJob(Strict):
-    """What a table or figure says about its run."""
+    """The facts that a table or figure states about its run."""
 
     run: str
     caption: str
     labels: dict[int, str]  # d_model -> label of the size
-    clip_norm: float | None = None  # largest global gradient norm of pre-training; null: figures draw no such line
+    clip_norm: float | None = None  # clipping threshold of the global gradient norm; null: figures draw no such line
 
 
 class ClaimsJob(Strict):
-    """What the table of claims must know of its run besides the numbers."""
+    """The facts that the table of claims needs about its run, besides the numbers."""
 
     run: str
     caption: str
-    text: str  # source of the pre-training text: the paper's claims are about one of them
+    text: str  # `data.source` of the pre-training text; the paper's claims hold for one source only
 
 
 class SettingsJob(Strict):
-    """What Tables 4 and 5 are written from."""
+    """The settings that Tables 4 and 5 list."""
 
     run: str
     caption: str
@@ -97,19 +97,22 @@ class SettingsJob(Strict):
 
 
 class PretrainJob(Strict):
-    """What defines the numbers of one training run, its token stream apart."""
+    """The settings that define the numbers of one pre-training run, besides its token stream."""
 
     variant: AnyVariant
     seed: Seed
     steps: AtLeastTwo
     model: DecoderConfig
     train: TrainConfig
-    taper: TaperConfig | None  # None for the Baseline, which must not depend on it
+    taper: TaperConfig | None  # None for the Baseline, whose identity must not depend on it
 
     @model_validator(mode="after")
     def _taper_fits(self) -> Self:
         if (self.taper is None) != self.variant.plain:
-            raise ValueError(f"variant {self.variant} and taper={self.taper} do not go together")
+            raise ValueError(
+                f"variant {self.variant} and taper={self.taper} do not go together: the Baseline has no taper section, "
+                "and every other variant has one"
+            )
         if self.taper is not None:
             from tapernorm.schedule import GateSchedule
 
@@ -118,21 +121,21 @@ class PretrainJob(Strict):
 
 
 class BpeJob(Strict):
-    """What defines a tokenizer that is taken as published."""
+    """The setting that defines a published tokenizer."""
 
     source: Text  # hub name or folder
 
 
 class BlocksJob(Strict):
-    """What defines blocks of tokens, corpus and tokenizer apart."""
+    """The settings that define blocks of tokens, besides corpus and tokenizer."""
 
     context: AtLeastTwo  # tokens of a block
-    block_documents: PositiveInt | None  # documents cut together, their rest dropped; null: the whole split
-    max_rows: PositiveInt | None  # of the validation split; null: all
+    block_documents: PositiveInt | None  # documents joined before cutting, remainder dropped; null: the whole split
+    max_rows: PositiveInt | None  # rows of the validation split; null: all
 
 
 class HubRowsJob(Strict):
-    """What defines rows that come tokenized from the hub."""
+    """The settings that define rows that are downloaded already tokenized."""
 
     rows: HubRows
     context: AtLeastTwo
@@ -140,13 +143,13 @@ class HubRowsJob(Strict):
 
 
 class FilterJob(Strict):
-    """What defines a filtered corpus, the rows that it filters and the text that it compares with apart."""
+    """The setting that defines a filtered corpus, besides its rows and the text that they are compared with."""
 
-    seen_rows: PositiveInt | None  # compare with so many rows drawn from that text; null: with all
+    seen_rows: PositiveInt | None  # rows drawn from that text for the comparison; null: all
 
 
 class BaseJob(Strict):
-    """What defines a GPT-2 to start from: a published one, or one trained here."""
+    """The settings that define a GPT-2 base model, which is either published or trained from scratch."""
 
     size: Name
     source: Text | None  # hub name or folder
@@ -157,12 +160,12 @@ class BaseJob(Strict):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.source is None) == (self.fresh is None):
-            raise ValueError("a base model comes from `source` or is `fresh`: give one and null for the other")
+            raise ValueError("a base model needs either `source` or `fresh`: give one, and set the other to null")
         return self
 
 
 class TuningJob(Strict):
-    """What defines every training that starts from a model: its rows, its optimizer, and where a gate falls."""
+    """The settings that define any training that starts from a model: its rows, optimizer and gate schedule."""
 
     seed: Seed
     context: AtLeastTwo
@@ -173,13 +176,13 @@ class TuningJob(Strict):
     decay_steps: PositiveInt
     batch: PositiveInt  # blocks per optimizer step
     train: FinetuneConfig
-    aux_weight: Annotated[float, Field(ge=0)]  # lambda of the loss beside the cross-entropy; 0 without one
-    taper: TaperWindow | None
-    micro_batch: PositiveInt | None  # blocks per forward pass where it defines the numbers: FakeLN, levels
+    aux_weight: Annotated[float, Field(ge=0)]  # lambda of the auxiliary loss; 0 without one
+    taper: TaperWindow | None  # null: no norm is tapered
+    micro_batch: PositiveInt | None  # blocks per forward pass, where it affects the numbers (FakeLN, levelling)
 
 
 class FinetuneJob(TuningJob):
-    """What defines the numbers of one fine-tune of a GPT-2, base model and blocks apart."""
+    """The settings that define the numbers of one GPT-2 fine-tune, besides base model and blocks."""
 
     method: Method
     size: Name
@@ -194,27 +197,33 @@ class FinetuneJob(TuningJob):
         return self
 
     def require_whole_micro_batches(self, devices: int) -> None:
-        """Raise UserError where `devices`, which define no number, would cut micro-batches, which define FakeLN's."""
+        """Check that `devices` processes can share the batch of a FakeLN job in whole micro-batches.
+
+        FakeLN's auxiliary loss depends on the micro-batches, and the number of devices must not change it.
+
+        Raises:
+            UserError: the batch is not a multiple of `micro_batch` times `devices`.
+        """
         if self.micro_batch is not None and self.batch % (self.micro_batch * devices):
             raise UserError(
-                f"FakeLN's micro-batches of {self.micro_batch} blocks do not fit into {devices} equal shares of "
-                f"{self.batch}: its auxiliary loss is each micro-batch's own; take fewer (devices_per_job of the size)"
+                f"size {self.size}: {devices} devices cannot share a batch of {self.batch} blocks in whole "
+                f"micro-batches of {self.micro_batch}, as FakeLN's loss requires. Lower the size's devices_per_job"
             )
 
 
 class ModelUnderTest(Strict):
-    """Which model an evaluation scores."""
+    """The model that an evaluation scores."""
 
     kind: Literal["original", "finetuned", "published"]
     size: Name
     method: str
-    seed: Seed | None  # of the fine-tune; null for a model as published
-    base: str  # what it started from: a hub name or folder, or that it was pre-trained here
+    seed: Seed | None  # seed of the fine-tune; null for a published model
+    base: str  # hub name or folder of its base model, or `MADE_HERE`
 
 
 class EvaluateJob(Strict):
-    """What defines an evaluation, model and blocks apart."""
+    """The settings that define an evaluation, besides model and blocks."""
 
     model: ModelUnderTest
     labels: dict[str, str]  # corpus -> label
-    columns: dict[str, str]  # corpus -> published column it stands beside
+    columns: dict[str, str]  # corpus -> published column that is printed beside it

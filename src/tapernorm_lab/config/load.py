@@ -1,6 +1,6 @@
-"""Reading configs: from YAML or JSON to the models of `config`, with one clear line per fault.
+"""Read YAML or JSON into the models of `config`, with one line per fault.
 
-YAML means what it looks like: what YAML 1.1 reads otherwise than people write it is refused, by its line.
+Values that YAML 1.1 reads differently from how they look, such as 010 or 1:30, are refused with their line number.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from .run import Config
 
 Model = TypeVar("Model", bound=BaseModel)
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
-_VALUES = 100_000  # of a document with its aliases written out
+_VALUES = 100_000  # most values of a document after its aliases are expanded
 
 
 class ConfigError(UserError):
@@ -28,15 +28,15 @@ class ConfigError(UserError):
 
 
 class YamlError(UserError):
-    """Text that is no YAML, or is refused here; the message names the line."""
+    """The text is not YAML, or holds a value that is refused here; the message names the line."""
 
 
 def read_yaml(text: str) -> Any:
-    """The value of one YAML document; no part of it is shared, whatever its aliases.
+    """Return the value of one YAML document. Aliases are copied, so that no two parts share an object.
 
     Raises:
-        YamlError: the text is no YAML, gives a key twice, or holds a number in octal or base 60, a date, or aliases
-            that hold themselves or grow without bound.
+        YamlError: the text is not YAML or repeats a key. It holds an octal or base-60 number or a date. Its aliases
+            are recursive, or expand to more than 100,000 values.
     """
     import yaml
 
@@ -48,16 +48,16 @@ def read_yaml(text: str) -> Any:
     except yaml.YAMLError as error:
         raise YamlError(" ".join(str(error).split())) from None
     except RecursionError:
-        raise YamlError("it is nested too deeply, or an alias stands inside its own node") from None
+        raise YamlError("it is nested too deeply, or an alias refers to a node that contains it") from None
     except YamlError:
         raise
-    except ValueError:  # Python's limit on the digits of an integer, or a value of another kind than its tag says
-        raise YamlError("it holds an integer of too many digits, or a tag that does not fit its value") from None
+    except ValueError:  # an integer beyond Python's digit limit, or a value that contradicts its tag
+        raise YamlError("it holds an integer with too many digits, or a tag that does not fit its value") from None
 
 
 @cache
 def _loader() -> Any:
-    """The class that reads YAML; PyYAML is loaded with the first text, for the help of the command line needs none."""
+    """Return the YAML loader class. PyYAML is imported on the first call, because `tapernorm --help` needs none."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -66,7 +66,7 @@ def _loader() -> Any:
             kind, text = node.tag.rpartition(":")[2], node.value
             if node.style is None:  # not quoted
                 if kind == "int" and _OCTAL.fullmatch(text):
-                    said = f"YAML reads {text} as octal, {int(text, 8)}: write the number you mean"
+                    said = f"YAML reads {text} as the octal number {int(text, 8)}: write it in decimal, or quote it"
                     raise _fault(node.start_mark, said)
                 if kind in ("int", "float") and ":" in text:
                     raise _fault(
@@ -81,7 +81,7 @@ def _loader() -> Any:
             lines: dict[tuple[str, str], int] = {}
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
                 if (earlier := lines.get((key.tag, key.value))) is not None:
-                    said = f"the key {key.value!r} stands in line {earlier + 1} already: leave one"
+                    said = f"the key {key.value!r} is already given in line {earlier + 1}: keep one of them"
                     raise _fault(key.start_mark, said)
                 lines[key.tag, key.value] = key.start_mark.line
             return node
@@ -95,18 +95,18 @@ def _fault(mark: Any, said: str) -> YamlError:
 
 def _unshared(value: Any, count: Iterator[int]) -> Any:
     if next(count) > _VALUES:
-        raise YamlError(f"with its aliases written out it has more than {_VALUES:,} values")
+        raise YamlError(f"it has more than {_VALUES:,} values after its aliases are expanded: use fewer aliases")
     if isinstance(value, dict):
         return {key: _unshared(item, count) for key, item in value.items()}
     return [_unshared(item, count) for item in value] if isinstance(value, list) else value
 
 
 def parse(model: type[Model], raw: Any, where: str) -> Model:
-    """Validate `raw` as `model`.
+    """Validate `raw` as `model`; `where` names its origin in messages.
 
     Raises:
-        ConfigError: with one line per fault: its place, what is wrong and, for a misspelt or
-            missing key, the valid ones.
+        ConfigError: `raw` is not valid. The message has one line per fault: its key, the rule and, for an unknown or
+            missing key, the valid keys.
     """
     with faults_named(model, where):
         return model.model_validate(raw)
@@ -114,7 +114,7 @@ def parse(model: type[Model], raw: Any, where: str) -> Model:
 
 @contextmanager
 def faults_named(model: type[BaseModel], where: str) -> Iterator[None]:
-    """Raise ConfigError, as `parse` does, in place of pydantic's error while inside."""
+    """Replace pydantic's ValidationError by a ConfigError like that of `parse`, inside a `with` block."""
     try:
         yield
     except ValidationError as error:
@@ -142,7 +142,7 @@ def _explain(model: type[BaseModel], error: Any) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Valid keys of the nested model at `path`."""
+    """Return the valid keys of the nested model at `path`."""
     current = model
     for key in path:
         if not key.isdigit():
@@ -151,7 +151,7 @@ def _keys_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a field's type is made of, as Stage in `tuple[Stage, ...] | None`."""
+    """Yield the models inside a field's type annotation, such as Stage in `tuple[Stage, ...] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in getattr(annotation, "__args__", ()):
@@ -176,7 +176,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path} is not YAML: {error}") from None
     if not isinstance(raw, dict):
         found = "nothing" if raw is None else f"a {type(raw).__name__}"
-        raise ConfigError(f"{path} holds {found}, and a config is a mapping of settings, such as config/demo.yaml")
+        raise ConfigError(f"{path} holds {found}, but a config is a mapping of settings; see config/demo.yaml")
     for override in overrides:
         _apply_override(raw, override)
     return parse(Config, raw, str(path))
@@ -192,7 +192,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         node = node.get(name) if isinstance(node, dict) else None
         if isinstance(node, list):
             whole = ".".join(parents[: place + 1])
-            raise ConfigError(f"--set {override!r}: {whole} is a list, which is set as a whole: --set '{whole}=[...]'")
+            raise ConfigError(f"--set {override!r}: {whole} is a list; set all of it with --set '{whole}=[...]'")
     if not isinstance(node, dict) or last not in node:
         raise ConfigError(f"--set {override!r}: the config has no setting {key!r}")
     try:
@@ -202,6 +202,6 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
 
 
 def json_schema() -> str:
-    """JSON schema of `Config`, as workflow/schemas/config.schema.json holds it."""
+    """Return the JSON schema of `Config`, the content of workflow/schemas/config.schema.json."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return json.dumps({"$schema": dialect, **Config.model_json_schema()}, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Table S3: which finished models are tried on what besides text of their own kind, and the jobs that this takes."""
+"""Settings and jobs of Table S3, which scores finished models on odd inputs: other texts, rare tokens, longer rows."""
 
 from itertools import pairwise
 from typing import Self
@@ -19,12 +19,12 @@ from .sections import (
 from .study import StageName
 
 BASELINE = "baseline"  # the model that the others of its width and seed are compared with
-TIMES = 2.0  # a row blows up above so many times the Baseline's loss on it, see robustness.blown
-HELD_OUT, RARE, NEVER_SEEN, LONGER = "held_out", "rare", "never_seen", "longer"  # what is tried besides the texts
+TIMES = 2.0  # a row counts as blown up if its loss exceeds this multiple of the Baseline's loss on the same row
+HELD_OUT, RARE, NEVER_SEEN, LONGER = "held_out", "rare", "never_seen", "longer"  # trials besides the texts
 
 
 class OddText(Strict):
-    """A text of another kind than the one that was trained on; its validation split is scored."""
+    """A text of another kind than the training text; its validation split is scored."""
 
     name: Name  # folder name
     label: Label  # in tables
@@ -32,14 +32,14 @@ class OddText(Strict):
 
 
 class OddInputs(Strict):
-    """What finished models are scored on, row by row; the run's own held-out text always is."""
+    """The inputs that finished models are scored on, row by row, besides the run's own held-out text."""
 
-    seed: Seed  # draws rows and tokens, the same for every model
-    max_rows: PositiveInt  # of each kind, drawn where there are more
-    rare_tokens: PositiveInt  # repeated are the rarest so many of those that the training text has
-    repeat: AtLeastTwo  # times in a row that such a token stands
-    lengths: tuple[PositiveInt, ...]  # tokens, beyond the training context, ascending
-    position_bin: PositiveInt  # positions that a point of the figure averages over
+    seed: Seed  # seed of the draw of rows and tokens, the same for every model
+    max_rows: PositiveInt  # rows per kind of input; drawn at random if there are more
+    rare_tokens: PositiveInt  # number of the rarest tokens of the training text that are repeated
+    repeat: AtLeastTwo  # consecutive repetitions of such a token in its row
+    lengths: tuple[PositiveInt, ...]  # row lengths in tokens, ascending, all above the training context
+    position_bin: PositiveInt  # positions that one point of the figure averages over
     texts: tuple[OddText, ...]
 
     @model_validator(mode="after")
@@ -57,18 +57,21 @@ class OddInputs(Strict):
         return next(text for text in self.texts if text.name == name)
 
     def corpus_job(self, name: str) -> CorpusJob:
-        """The job that reads one of the texts."""
+        """Return the job that reads one of the texts."""
         return CorpusJob(data=self.text(name).data)
 
     def blocks_job(self, context: int) -> BlocksJob:
-        """The job that cuts such a text into rows of `context` tokens and the last one's target."""
+        """Return the job that cuts such a text into rows of `context` tokens and the last token's target."""
         return BlocksJob(context=context + 1, block_documents=None, max_rows=self.max_rows)
 
 
 class Robustness(OddInputs):
-    """A config's section: what is tried, and on whom besides the models of the run's own tables."""
+    """The config section `robustness`: the odd inputs, and the models that are scored on them.
 
-    stages: tuple[StageName, ...]  # of the study: their arms are tried too, beside that named baseline
+    The models of the run's own tables are always scored.
+    """
+
+    stages: tuple[StageName, ...]  # stages of the study whose arms are scored too, each with an arm named baseline
 
     @model_validator(mode="after")
     def _stages_differ(self) -> Self:
@@ -82,33 +85,38 @@ class Robustness(OddInputs):
 
 
 class RobustnessJob(Strict):
-    """What defines the scores of all models of one width and seed, or of a stage and seed, models and text apart."""
+    """The settings that define the scores of all models of one width and seed, or of one stage and seed.
+
+    Weights and texts are inputs of their own.
+    """
 
     d_model: PositiveInt
     seed: Seed
     models: dict[str, str]  # name -> label; they are compared with the one named baseline
-    context: AtLeastTwo  # tokens that the models were trained on
+    context: AtLeastTwo  # training context of the models, in tokens
     robustness: OddInputs
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         odd, context = self.robustness, self.context
         if BASELINE not in self.models:
-            raise ValueError(f"the models are {', '.join(self.models)}, and none is the {BASELINE} of the others")
+            raise ValueError(
+                f"the models {', '.join(self.models)} are compared with one named {BASELINE}: add it to them"
+            )
         if self.place + odd.repeat > context:
             raise ValueError(
-                f"robustness.repeat ({odd.repeat}) from token {self.place} on leaves no text after it in a context of "
-                f"{context}: lower it to at most {context - self.place}"
+                f"robustness.repeat ({odd.repeat}) starts at token {self.place} and exceeds the context of {context} "
+                f"tokens: lower it to at most {context - self.place}"
             )
         if odd.lengths[0] <= context:
             raise ValueError(
                 f"robustness.lengths {list(odd.lengths)} must all exceed the training context of {context}, which is "
-                "scored anyway"
+                "always scored: remove the others"
             )
         if uneven := [length for length in (context, *odd.lengths) if length % odd.position_bin]:
             raise ValueError(
-                f"robustness.position_bin ({odd.position_bin}) does not divide {', '.join(map(str, uneven))}: context "
-                "and lengths are cut into bins of it"
+                f"robustness.position_bin ({odd.position_bin}) does not divide {', '.join(map(str, uneven))}: set it "
+                "to a divisor of the context and of all robustness.lengths"
             )
         return self
 
@@ -119,15 +127,15 @@ class RobustnessJob(Strict):
 
 
 class OddInputsReportJob(Strict):
-    """What Table S3 says about its run, and whose it is."""
+    """The facts that Table S3 states about its run, and the models that it reports."""
 
     run: str
     caption: str
-    stage: StageName | None  # whose arms it is about; null: the models of the run's own tables
-    cells: tuple[tuple[int, Seed], ...]  # (d_model, seed) that must have been scored, and no other
+    stage: StageName | None  # stage whose arms are reported; null: the models of the run's own tables
+    cells: tuple[tuple[int, Seed], ...]  # every (d_model, seed) that must have been scored; no other may be
     models: dict[str, str]  # name -> label
 
     @property
     def name(self) -> str:
-        """The table's, in the names of its files: S3, or S3_S2 of the arms of stage S2."""
+        """Name of the table in its file names: S3, or for example S3_S2 for the arms of stage S2."""
         return "S3" if self.stage is None else f"S3_{self.stage}"

@@ -1,11 +1,11 @@
-"""Numbers published by others, printed beside ours as theirs. Nothing here was measured by this project."""
+"""Numbers published by others, which tables print beside ours. This project measured none of them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Range:
-    """A published range, and what its source says about it."""
+    """A published range, with a remark of its source."""
 
     low: float
     high: float
@@ -31,7 +31,7 @@ TABLE2_RATIO = {  # tokens/s relative to Baseline, decoding with a key-value cac
 
 @dataclass(frozen=True)
 class LastToken:
-    """A published row: thousands of tokens/s, without a key-value cache."""
+    """A published row of Table 2 of version 1: thousands of tokens/s, decoding without a key-value cache."""
 
     batch: int
     prompt: int
@@ -57,18 +57,18 @@ TABLE2V1 = (
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """Published mean cross-entropies, nats/token with GPT-2's own tokens, rows of 1024."""
+    """Published mean cross-entropies in nats/token, with GPT-2's tokenizer and rows of 1024 tokens."""
 
     owt: float
     pile: float
     pile_filtered: float
-    steps: int | None = None  # of fine-tuning; None before any
+    steps: int | None = None  # fine-tuning steps; None for the original model
 
 
 TABLE3_SOURCE = "Baroni et al. 2025, arXiv 2507.02559"
 TABLE3_SHORT = "Baroni et al."
 TABLE3_COLUMNS = {"owt": "OpenWebText", "pile": "The Pile", "pile_filtered": "The Pile, filtered"}
-TABLE3_VOCABULARY, TABLE3_CONTEXT = 50_257, 1024  # what makes a loss comparable with these
+TABLE3_VOCABULARY, TABLE3_CONTEXT = 50_257, 1024  # a loss is comparable only with both of these
 TABLE3 = {  # size -> method
     "small": {
         "original": MeanLoss(3.1006, 2.8450, 2.7899),
@@ -93,9 +93,9 @@ TABLE3 = {  # size -> method
 }
 TABLE3_REMARK = "FakeLN's 130.22 of xl on The Pile comes from 3 rows of 10,000. Its median per token is 1.0937 there"
 
-# What the claims of sections 5.1 and 5.2 are about: whatever else was trained or timed does not test them.
+# The settings of the claims of sections 5.1 and 5.2. A run with other settings does not test those claims.
 TABLE1_TEXT = "tinystories"
 TABLE1_SHAPE = {"n_layer": 8, "n_head": 16, "vocab_size": 10_000, "context": 512, "batch": 16}
-PRETRAIN_HOURS_H100 = {64: 4.3, 128: 4.8, 256: 8.2, 512: 15.4}  # of one eager run, by d_model; of section 5.1
+PRETRAIN_HOURS_H100 = {64: 4.3, 128: 4.8, 256: 8.2, 512: 15.4}  # d_model -> hours of one eager run; section 5.1
 TABLE2_MODEL = {"d_model": 512, "n_layer": 8, "vocab_size": 10_000, "dtype": "bfloat16"}
 TABLE2_DEVICE = "H100"

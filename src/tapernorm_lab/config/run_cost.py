@@ -1,7 +1,7 @@
-"""What a whole config costs before anything runs: jobs, tokens, FLOPs and disk, rule by rule.
+"""Compute the jobs, tokens, FLOPs and disk of a whole config per rule, before anything runs and without torch.
 
-Arithmetic on the config alone; no torch. Tokens and FLOPs are those of training, and exact (`job_cost.Load`). Disk is
-an estimate. Hours are told only from a speed that finished runs had, or that is given.
+Tokens and FLOPs are those of training, and exact (`job_cost.Load`). Disk is an estimate. Hours are printed only for a
+speed that finished runs had, or that the user gives.
 """
 
 import csv
@@ -18,22 +18,26 @@ from .run import Config
 from .sections import DataConfig
 from .study_runs import trained_arms
 
-_TEXT_BYTES = {"tinystories": 1.9e9, "openwebtext": 3.9e10, "web": 4.2e6, "python_stdlib": 1e7}  # by source
-_OPENWEBTEXT_DOCUMENT = 4.9e3  # bytes; one of the eight million
-_TOKENISED = 1.6  # a text and its ids, over the text: 2 bytes for each 3 to 4 bytes of it
+_TEXT_BYTES = {"tinystories": 1.9e9, "openwebtext": 3.9e10, "web": 4.2e6, "python_stdlib": 1e7}  # source -> bytes
+_OPENWEBTEXT_DOCUMENT = 4.9e3  # mean bytes of one of its eight million documents
+_TOKENISED = 1.6  # bytes of a text and its token ids, over bytes of the text: an id of 2 bytes covers 3 to 4 bytes
 _FLOAT = 4  # bytes of a weight
-_CHECKPOINTS = 3  # of a running job: two kept, one being written
+_CHECKPOINTS = 3  # checkpoints of a running job: two kept, one being written
 
 
 @dataclass(frozen=True)
 class RuleCost:
-    """All jobs of one rule, or of one width or size of it.
+    """The cost of all jobs of one rule, or of one width or size of a rule.
 
     Attributes:
-        disk_bytes: kept at the end.
-        checkpoint_bytes: of one job, while it runs.
-        d_model: width of the models that are pre-trained; None: of other rules.
-        published_h: hours that the paper's authors report for as many runs.
+        rule: name of the rule, with its width, stage or size.
+        jobs: number of jobs.
+        tokens: training tokens.
+        flops: training FLOPs.
+        disk_bytes: bytes that remain at the end.
+        checkpoint_bytes: bytes of one job's checkpoints while it runs.
+        d_model: width of the models that the rule pre-trains; None for other rules.
+        published_h: hours that the paper's authors report for the same number of runs.
     """
 
     rule: str
@@ -48,20 +52,20 @@ class RuleCost:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one job is, as measured or given."""
+    """The speed of one job, measured or given."""
 
     flops_per_s: float | None = None
-    tokens_per_s: Mapping[int, float] = field(default_factory=dict)  # by d_model, of finished pre-training runs
+    tokens_per_s: Mapping[int, float] = field(default_factory=dict)  # d_model -> tokens/s of finished pre-training runs
 
     def hours(self, cost: RuleCost) -> float | None:
-        """Hours of all jobs, one after another; None where no speed is known."""
+        """Return the hours of all jobs, one after another; None if no speed is known."""
         if cost.d_model is not None and cost.d_model in self.tokens_per_s:
             return cost.tokens / self.tokens_per_s[cost.d_model] / 3600
         return cost.flops / self.flops_per_s / 3600 if self.flops_per_s and cost.flops else None
 
 
 def run_costs(config: Config) -> list[RuleCost]:
-    """The cost of every rule of `config` but those that gather rows and draw tables and figures."""
+    """List the cost of every rule of `config`, except the rules that gather rows and make tables and figures."""
     made = [RuleCost("corpus", 1, disk_bytes=_TOKENISED * _text_bytes(config.data))]
     made += [RuleCost("tokenizer", 1), RuleCost("tokens", 1), *_pretraining(config), *_study(config)]
     made += [RuleCost("bench", 2)] if config.benched else []
@@ -69,7 +73,7 @@ def run_costs(config: Config) -> list[RuleCost]:
 
 
 def _pretraining(config: Config) -> Iterator[RuleCost]:
-    """The runs of each width, all variants and seeds, and their unfused and fused exports."""
+    """Yield the cost of each width's runs, all variants and seeds, and of their unfused and fused exports."""
     for d_model in sorted(width.d_model for width in config.widths):
         cells = [cell for cell in config.pretrain_cells() if cell[1] == d_model]
         loads = [Load.of_pretraining(config.pretrain_job(*cell), config.hardware) for cell in cells]
@@ -82,7 +86,7 @@ def _pretraining(config: Config) -> Iterator[RuleCost]:
 
 
 def _study(config: Config) -> Iterator[RuleCost]:
-    """What each stage trains that no pre-training and no earlier stage has trained."""
+    """Yield the cost of each stage's own runs, which no pre-training and no earlier stage shares."""
     trained = trained_arms(config)
     for stage in config.study or ():
         jobs = [config.arm_job(stage, stage.arm(arm), seed) for of, arm, seed in trained if of.name == stage.name]
@@ -128,7 +132,7 @@ def _training(rule: str, loads: Sequence[Load]) -> RuleCost:
 
 
 def _text_bytes(data: DataConfig) -> float:
-    """Of the user's own files nothing is known, and nothing is counted."""
+    """Estimate the bytes of a text; the user's own files count as 0, because their size is unknown."""
     size = _TEXT_BYTES.get(data.source, 0.0) / (2 if data.part else 1)
     if data.max_train_documents and data.source == "openwebtext":
         size = min(size, data.max_train_documents * _OPENWEBTEXT_DOCUMENT)
@@ -136,10 +140,10 @@ def _text_bytes(data: DataConfig) -> float:
 
 
 def measured_tokens_per_s(results: Path) -> dict[int, float]:
-    """d_model -> median tokens/s of the finished runs in a results.csv of `tapernorm rows`.
+    """Return a mapping from d_model to the median tokens/s of the finished runs in a results.csv of `tapernorm rows`.
 
     Raises:
-        UserError: there is no such file, or it is damaged or of another kind.
+        UserError: the file is missing, damaged or of another kind.
     """
     found: dict[int, list[float]] = {}
     try:
@@ -149,12 +153,12 @@ def measured_tokens_per_s(results: Path) -> dict[int, float]:
         if not found:
             raise ValueError("it has no row")
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
-        raise UserError(f"{results} is no results.csv ({error!r}): make it with `tapernorm rows`") from None
+        raise UserError(f"{results} is not a results.csv ({error!r}): make one with `tapernorm rows`") from None
     return {d_model: median(speeds) for d_model, speeds in found.items()}
 
 
 def cost_text(config: Config, speed: Speed) -> str:
-    """The costs of `config`, for a terminal: one line per rule, then the totals."""
+    """Format the costs of `config` for a terminal: one line per rule, then the totals."""
     costs = run_costs(config)
     rows = [("rule", "jobs", "tokens", "FLOPs", "disk", "hours", "published")]
     rows += [_cells(cost, speed.hours(cost)) for cost in costs]
@@ -191,7 +195,7 @@ def _totals(costs: Sequence[RuleCost], speed: Speed) -> Iterator[str]:
 
 
 def _scaled(number: float, unit: str) -> str:
-    """With three digits and a prefix for thousands, millions, ...; nothing for zero."""
+    """Format a number with three digits and an SI prefix; return an empty text for zero."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g} {prefix}{unit}"

@@ -1,7 +1,7 @@
-"""Beyond the paper: stages of a study, their arms, and what an arm changes. None is a row of the paper's tables.
+"""The study beyond the paper: its stages, their arms, and the changes of an arm.
 
-An arm is a variant with some settings of its own and, where that is not enough, a treatment. Its losses are paired by
-seed with those of its stage's baseline.
+An arm is a variant with changed settings and, where settings do not suffice, a treatment. Its losses are paired by
+seed with those of its stage's baseline. The paper's tables contain no arm.
 """
 
 from collections import Counter
@@ -24,21 +24,21 @@ from .sections import (
 )
 from .variants import Anchor, TaperedNorms, Variant
 
-RESERVED = ("S0", "S3", "S3x", "figures", "oddities", "trials", "positions")  # targets, tables and rows of no stage
+RESERVED = ("S0", "S3", "S3x", "figures", "oddities", "trials", "positions")  # names of other targets, tables and rows
 
 
 def _free(name: str) -> str:
     if name in RESERVED:
-        raise ValueError(f"no stage may be called {name!r}: {', '.join(RESERVED)} are made by rules of their own")
+        raise ValueError(f"a stage cannot be named {name!r}: the names {', '.join(RESERVED)} are reserved")
     return name
 
 
 StageName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=NAME_LENGTH), AfterValidator(_free)]
-SETTINGS = ("steps", "train", "taper")  # what an arm may change of its job; of the last two, any number in them
+SETTINGS = ("steps", "train", "taper")  # settings of the job that an arm may change: steps, and numbers in the others
 
 
 class _Sparse(Strict):
-    """Serialised without the fields that are at their default, so that one added later alters no earlier identity."""
+    """A model that is serialised without fields at their default, so that a new field changes no existing identity."""
 
     @model_serializer(mode="wrap")
     def _changes_alone(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -47,47 +47,51 @@ class _Sparse(Strict):
 
 
 class NormReplacement(_Sparse):
-    """A map without statistics that stands where every RMSNorm was, from the first step on: nothing is tapered.
+    """A map without statistics that replaces every RMSNorm from the first step on. Nothing is tapered.
 
-    `final_gain_init` departs from the authors, whose gamma starts at 1 in every place. The final map bounds each value
-    that the head reads by gamma, so its logits by gamma sum_d |W_dv|, about 0.8 * 0.02 * gamma D where the head is
-    drawn from normal(0, 0.02): by 12 at a width of 768, but by 1 at 64, where no distribution over tokens can be far
-    from the uniform one until gamma and the head have grown, and the map saturates meanwhile. A gain of 8 restores at
-    64 what 1 gives at 512.
+    `final_gain_init` departs from the authors, whose gamma always starts at 1. The final map bounds its outputs by
+    gamma, and therefore the logits by gamma sum_d |W_dv|. For a head drawn from normal(0, 0.02) that bound is about
+    0.8 * 0.02 * gamma D: 12 at width 768, but 1 at width 64. At width 64 the predictions stay close to uniform until
+    gamma and the head have grown, and the map saturates meanwhile. A gain of 8 at width 64 restores the bound that a
+    gain of 1 gives at width 512.
     """
 
-    kind: Literal["dyt", "derf"]  # gamma tanh(alpha x) + beta; gamma erf(alpha x + s) + beta
-    alpha_init: Annotated[float, Field(gt=0)]  # of the norms before MLPs and of the final one
-    attention_alpha_init: Annotated[float, Field(gt=0)]  # of the norms before attention
-    embedding_scale: bool  # a learned scalar on the embeddings
-    embedding_scale_init: Annotated[float, Field(gt=0)] | None = None  # where it starts; null: sqrt(d_model), as theirs
-    final_gain_init: Annotated[float, Field(gt=0)] | None = None  # gamma of the final map at first; null: 1, as theirs
+    kind: Literal["dyt", "derf"]  # dyt: gamma tanh(alpha x) + beta; derf: gamma erf(alpha x + s) + beta
+    alpha_init: Annotated[float, Field(gt=0)]  # initial alpha of the maps before MLPs and of the final map
+    attention_alpha_init: Annotated[float, Field(gt=0)]  # initial alpha of the maps before attention
+    embedding_scale: bool  # multiply the embeddings by a learned scalar
+    embedding_scale_init: Annotated[float, Field(gt=0)] | None = (
+        None  # initial scalar; null: sqrt(d_model), as published
+    )
+    final_gain_init: Annotated[float, Field(gt=0)] | None = (
+        None  # initial gamma of the final map; null: 1, as published
+    )
 
     @model_validator(mode="after")
     def _starts_what_is_there(self) -> Self:
         if self.embedding_scale_init is not None and not self.embedding_scale:
-            raise ValueError("embedding_scale_init is where embedding_scale starts, and that is false: leave it null")
+            raise ValueError("embedding_scale_init has no effect while embedding_scale is false: set it to null")
         return self
 
 
 class Treatment(_Sparse):
-    """What an arm changes beyond settings. A field that is left out is as in the paper."""
+    """The changes of an arm beyond settings. A field that is left out keeps the paper's value."""
 
-    norm: NormReplacement | None = None  # in the place of every norm; null: the model's own
-    embedding_scale: bool = False  # a learned scalar on the embeddings, at first sqrt(d_model); norms stay
-    final_gain_init: Annotated[float, Field(gt=0)] | None = None  # gamma of the final norm at first; null: 1
-    temperature: bool = False  # logits times a learned function of their token's pre-logit stream
-    calibration: Literal["scalar", "vector"] = "scalar"  # c per norm, or per feature of a norm
+    norm: NormReplacement | None = None  # replaces every norm; null: the model's own norms
+    embedding_scale: bool = False  # multiply the embeddings by a learned scalar, initially sqrt(d_model); norms stay
+    final_gain_init: Annotated[float, Field(gt=0)] | None = None  # initial gamma of the final norm; null: 1
+    temperature: bool = False  # multiply the logits by a learned function of their token's pre-logit stream
+    calibration: Literal["scalar", "vector"] = "scalar"  # one c per norm, or one per feature of a norm
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if not self.model_dump():
-            raise ValueError("this treatment changes nothing: leave it null")
+            raise ValueError("this treatment changes nothing: set it to null")
         return self
 
 
-# How a job is written whose variant is none of the paper's: one of those, and the rest in the treatment. Finished runs
-# are known by the hash of this text.
+# A job whose variant is not one of the paper's is written as a paper variant, with the difference in its treatment.
+# The hash of this text identifies finished runs, so the mapping must not change.
 _WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
     "baseline_aux": ("internal_aux", {"anchor_only": True}),
     "baseline_relative": ("internal_aux", {"anchor_only": True, "anchor": "relative"}),
@@ -100,9 +104,9 @@ _WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class ArmJob(Strict):
-    """What defines the numbers of one training run of an arm, its token stream apart."""
+    """The settings that define the numbers of one training run of an arm, besides its token stream."""
 
-    pretrain: PretrainJob  # with the arm's settings in it
+    pretrain: PretrainJob  # includes the arm's changed settings
     treatment: Treatment | None
 
     @model_validator(mode="after")
@@ -111,14 +115,14 @@ class ArmJob(Strict):
             return self
         variant, treatment = self.pretrain.variant, self.treatment
         faults = {
-            "norm replaces every norm: taper none, anchor none": treatment.norm and not variant.plain,
-            "norm has embedding_scale and final_gain_init of its own": treatment.norm
+            "norm replaces every norm, so set taper: none and anchor: none": treatment.norm and not variant.plain,
+            "norm has embedding_scale and final_gain_init of its own, so set those": treatment.norm
             and (treatment.embedding_scale or treatment.final_gain_init),
-            "calibration is of tapered norms: any taper but none": treatment.calibration != "scalar"
+            "calibration needs tapered norms, so set any taper but none": treatment.calibration != "scalar"
             and not variant.tapers,
         }
         if found := [rule for rule, broken in faults.items() if broken]:
-            raise ValueError(f"variant {variant} does not go with its treatment: {'; '.join(found)}")
+            raise ValueError(f"variant {variant} does not fit its treatment: {'; '.join(found)}")
         return self
 
     @model_serializer(mode="wrap")
@@ -143,7 +147,7 @@ class ArmJob(Strict):
 
 
 class Arm(Strict):
-    """One line of a stage: a variant, with changed settings and a treatment where it has them."""
+    """One line of a stage: a variant, with optional changed settings and an optional treatment."""
 
     name: Name  # folder name
     label: Label  # in tables
@@ -157,10 +161,10 @@ class Arm(Strict):
         return Variant(self.taper, self.anchor)
 
     def job(self, plain: PretrainJob) -> ArmJob:
-        """The arm's job, from the job of its variant, width and seed without changes.
+        """Return the arm's job, from the unchanged job of its variant, width and seed.
 
         Raises:
-            ValueError: a setting that this job has not, or cannot have.
+            ValueError: the job has no such setting, or the changed job is impossible.
         """
         return ArmJob(pretrain=changed(plain, self.set), treatment=self.treatment)
 
@@ -169,9 +173,9 @@ class Stage(Strict):
     """Arms that are compared at one width, on the same seeds."""
 
     name: StageName
-    title: Label  # what the stage asks, printed with its tables
-    search: bool  # it picks a setting that another stage reports: its seeds are those of no other stage
-    figure: Literal["window", "scale_target"] | None  # what it draws gaps by; window: start and end of the taper
+    title: Label  # the stage's question, printed with its tables
+    search: bool  # whether it picks a setting that another stage reports; its seeds must then be reported nowhere
+    figure: Literal["window", "scale_target"] | None  # axis of its figure of gaps; window: start and end of the taper
     d_model: PositiveInt  # one of the config's widths
     seeds: tuple[Seed, ...]
     baseline: Name  # the arm that the others' gaps are measured against, paired by seed
@@ -182,20 +186,22 @@ class Stage(Strict):
         distinct(f"seeds of stage {self.name}", self.seeds)
         names = distinct(f"arms of stage {self.name}", tuple(arm.name for arm in self.arms))
         if self.baseline not in names:
-            raise ValueError(f"the baseline of stage {self.name} is {self.baseline!r}, and its arms are {list(names)}")
+            raise ValueError(
+                f"the baseline {self.baseline!r} of stage {self.name} is not one of its arms: {', '.join(names)}"
+            )
         return self
 
     @property
     def labels(self) -> dict[str, str]:
-        """Name of each arm -> its label, with the name where other arms are labelled alike."""
+        """Return a mapping from arm name to label; equal labels are told apart by the appended name."""
         counts = Counter(arm.label for arm in self.arms)
         return {arm.name: arm.label if counts[arm.label] == 1 else f"{arm.label} ({arm.name})" for arm in self.arms}
 
     def arm(self, name: str) -> Arm:
-        """The arm of that name.
+        """Return the arm of this name.
 
         Raises:
-            UserError: the stage has none.
+            UserError: the stage has no such arm.
         """
         arms = {arm.name: arm for arm in self.arms}
         if name not in arms:
@@ -204,10 +210,10 @@ class Stage(Strict):
 
 
 def changed(job: PretrainJob, settings: Mapping[str, float]) -> PretrainJob:
-    """`job` with dotted settings replaced.
+    """Return `job` with dotted settings replaced.
 
     Raises:
-        ValueError: a name is none of the job's numbers, or the changed job is impossible.
+        ValueError: a name is not a numeric setting of the job, or the changed job is impossible.
     """
     content = job.model_dump(mode="json")
     known = [name for name in SETTINGS if isinstance(content[name], int)]

@@ -1,4 +1,4 @@
-"""Where each run of a study lies, and the job that reports a stage: equal jobs are one run, trained once."""
+"""The folder of each run of a study, and the job that reports a stage. Equal jobs share one run, trained once."""
 
 from tapernorm.util.hashing import canonical_json, digest
 
@@ -13,12 +13,12 @@ class ArmRun(Strict):
 
     arm: Name
     seed: Seed
-    folder: str  # below the results of the study's run
-    config_hash: str  # of the job that its result must be of
+    folder: str  # relative to the results of the study's run
+    config_hash: str  # hash of the job that its result must come from
 
 
 class StageJob(Strict):
-    """What the rows of a stage are gathered and reported from, the results of its runs apart."""
+    """The settings that define the rows and tables of a stage, besides the results of its runs."""
 
     run: str
     caption: str
@@ -27,12 +27,12 @@ class StageJob(Strict):
 
 
 def run_folder(stage: str, arm: str, seed: int) -> str:
-    """Where a run that is no other's lies, below the results of the study's run."""
+    """Return the folder of a run that shares its job with no earlier run, below the results of the study's run."""
     return f"study/{stage}/{arm}/seed{seed}"
 
 
 def stage_job(config: Config, name: str) -> StageJob:
-    """The job that reports a stage.
+    """Return the job that reports a stage.
 
     Raises:
         UserError: the config has no such stage.
@@ -49,7 +49,7 @@ def stage_job(config: Config, name: str) -> StageJob:
 
 
 def homes(config: Config) -> dict[tuple[StageName, Name, Seed], str]:
-    """(stage, arm, seed) -> folder of its run: a pre-training's, or the first arm's, that has the same job."""
+    """Return a mapping from (stage, arm, seed) to the folder of the pre-training run or first arm with the same job."""
     taken, found = _pretrained(config), {}
     for stage, arm, seed in config.study_cells():
         mine = run_folder(stage.name, arm.name, seed)
@@ -59,7 +59,7 @@ def homes(config: Config) -> dict[tuple[StageName, Name, Seed], str]:
 
 
 def _pretrained(config: Config) -> dict[str, str]:
-    """What an arm's job is that equals a pre-training's -> the folder of that run."""
+    """Return a mapping from each pre-training's job, written as an arm's job, to the folder of that run."""
     return {
         canonical_json(ArmJob(pretrain=config.pretrain_job(v, d, s), treatment=None)): f"pretrain/{v}/d{d}/seed{s}"
         for v, d, s in config.pretrain_cells()
@@ -67,12 +67,12 @@ def _pretrained(config: Config) -> dict[str, str]:
 
 
 def replaces_norms(stage: Stage) -> bool:
-    """Whether arms of a reporting stage replace their norms: they are then timed and tried on odd inputs as well."""
+    """Whether a reporting stage has arms that replace norms; they are then also timed and scored on odd inputs."""
     return not stage.search and any(arm.treatment is not None and arm.treatment.norm is not None for arm in stage.arms)
 
 
 def trained_arms(config: Config) -> list[tuple[Stage, str, int]]:
-    """The (stage, arm, seed) that are trained as such, each once."""
+    """List every (stage, arm, seed) whose run lies in its own folder, and is therefore trained for it."""
     lies_in = homes(config)
     cells = [(stage, arm.name, seed) for stage, arm, seed in config.study_cells()]
     return [

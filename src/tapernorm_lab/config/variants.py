@@ -1,4 +1,4 @@
-"""A variant: which norms are tapered, and what anchors the scale before the head. The paper names five of them."""
+"""A variant: which norms are tapered, and which loss anchors the scale before the head. The paper names five."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -19,30 +19,30 @@ _ENDINGS = {"none": ("", ""), "absolute": ("_aux", " (+aux)"), "relative": ("_re
 
 @dataclass(frozen=True)
 class Variant:
-    """What is done to the norms of a model while it trains; as text, its name."""
+    """The treatment of a model's norms during training; `str` gives its name."""
 
     taper: TaperedNorms
     anchor: Anchor
 
     @staticmethod
     def named(name: str) -> "Variant":
-        """The variant of this name.
+        """Return the variant of this name.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such variant.
         """
         if name not in _NAMED:
-            raise ValueError(f"there is no variant {name!r}; there are {', '.join(_NAMED)}")
+            raise ValueError(f"there is no variant {name!r}; choose one of {', '.join(_NAMED)}")
         return _NAMED[name]
 
     @property
     def name(self) -> str:
-        """As folders, results and the command line have it; the paper's, where it has the variant."""
+        """Name in folders, results and on the command line; the paper's name if the paper has the variant."""
         return _STEMS[self.taper][0] + _ENDINGS[self.anchor][0]
 
     @property
     def label(self) -> str:
-        """As tables and figures have it."""
+        """Name in tables and figures."""
         return _STEMS[self.taper][1] + _ENDINGS[self.anchor][1]
 
     @property
@@ -62,12 +62,12 @@ class Variant:
 
     @property
     def anchored(self) -> bool:
-        """Whether there is a scale loss."""
+        """Whether the variant has a scale loss."""
         return self.anchor != "none"
 
     @property
     def plain(self) -> bool:
-        """Whether it is the Baseline, to which nothing is attached."""
+        """Whether the variant is the Baseline, which tapers and anchors nothing."""
         return not (self.tapers or self.anchored)
 
     def __str__(self) -> str:
@@ -87,7 +87,9 @@ def _read(given: Any) -> Any:
 
 def _read_of_paper(given: Any) -> Any:
     if (variant := _read(given)) not in PAPER_VARIANTS:
-        raise ValueError(f"{given!r} is none of the paper's variants, {', '.join(VARIANTS)}: make it an arm of a study")
+        raise ValueError(
+            f"{given!r} is not one of the paper's variants ({', '.join(VARIANTS)}): make it an arm of a study"
+        )
     return variant
 
 

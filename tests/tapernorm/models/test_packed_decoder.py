@@ -12,7 +12,8 @@ from tapernorm.folding import fold
 from tapernorm.models.decode import decode_step, prefill
 from tapernorm.models.decoder import RotaryTable
 from tapernorm.models.kv_cache import KVCache
-from tapernorm.models.packed_decoder import PackedDecoder, PackedLinear
+from tapernorm.models.packed_decoder import PackedDecoder
+from tapernorm.models.packed_linear import PackedLinear
 from tapernorm.util.rng import generator
 
 

@@ -192,14 +192,14 @@ def test_a_missing_key_lists_the_needed_ones():
         ),
         ({"widths": first_width(d_model=12)}, "head size 3 (d_model 12 / n_head 4) is odd"),
         ({"model__n_kv_head": 3}, "n_head 4 is not divisible by n_kv_head 3"),
-        ({"seeds": [1, 2, 1]}, "seeds: 1 given twice; each may appear once"),
+        ({"seeds": [1, 2, 1]}, "seeds: 1 given twice"),
         ({"seeds": []}, "seeds: at least one is needed"),
         ({"seeds": [-1]}, "seeds.0: Input should be greater than or equal to 0 (got -1)"),
         ({"widths": [*WIDTHS, WIDTHS[1]]}, "widths' d_model: 24 given twice"),
         ({"widths": first_width(variants=["all", "all"])}, "variants at d_model 16: all given twice"),
         ({"widths": []}, "widths' d_model: at least one is needed"),
         ({"widths": first_width(variants=["every"])}, "widths.0.variants.0: there is no variant 'every'"),
-        ({"widths": first_width(variants=["final_aux"])}, "widths.0.variants.0: 'final_aux' is none of the paper's"),
+        ({"widths": first_width(variants=["final_aux"])}, "widths.0.variants.0: 'final_aux'"),
         ({"taper__start_fraction": 0.5, "taper__end_fraction": 0.5}, "taper.end_fraction (0.5) must lie after"),
         ({"taper__start_fraction": 0.001}, "gate schedule needs 1 <= start < end, got start 0 and end 300"),
         ({"taper__ema_rate": 0.0}, "taper.ema_rate: Input should be greater than 0 (got 0.0)"),
@@ -207,9 +207,9 @@ def test_a_missing_key_lists_the_needed_ones():
         ({"train__precision": "fp16"}, "train.precision: Input should be 'float32' or 'bf16' (got 'fp16')"),
         (
             {"data__source": "text"},
-            "data.files [] and data.field None: source 'text' needs both",
+            "data.files [] and data.field None",
         ),
-        ({"data__files": ["a.txt"]}, "data.source 'web' reads no data.files, and ['a.txt'] are given"),
+        ({"data__files": ["a.txt"]}, "data.source 'web' reads no data.files"),
         ({"run": "../up"}, "run: String should match pattern"),
         ({"tokenizer__vocab_size": 100}, "tokenizer.vocab_size: Input should be greater than or equal to 260"),
     ],
@@ -220,7 +220,7 @@ def test_an_impossible_setting_is_explained(changes, message):
 
 @pytest.mark.parametrize("run", ["published", "bench", "Bench"])
 def test_a_run_has_a_folder_of_its_own(run):
-    with pytest.raises(ConfigError, match=rf"run: '{run}' is a folder of its own .* published, bench"):
+    with pytest.raises(ConfigError, match=rf"run: '{run}' .* published, bench"):
         parse(Config, changed(run=run), "config")
     assert parse(Config, changed(run=f"{run}-2"), "config").run == f"{run}-2"
 
@@ -242,7 +242,7 @@ def test_a_config_that_is_no_mapping_is_refused(value):
 @pytest.mark.parametrize("setting", ["train.momentum", "trian.lr", "widths.depth", "run.name", "train.lr.peak", ""])
 def test_an_assumption_must_name_a_setting(setting):
     assumption = {"setting": setting, "assumed": True, "reason": "not given"}
-    assert f"assumptions: {setting!r} names no setting" in complaint(changed(assumptions=[assumption]))
+    assert f"assumptions: {setting!r}" in complaint(changed(assumptions=[assumption]))
 
 
 @pytest.mark.parametrize("setting", ["train.lr", "widths.steps", "seeds", "tokenizer.max_documents", None])
@@ -302,7 +302,7 @@ def test_a_wrong_override_is_explained(override, message):
         ("gpt2.sizes.0.lr=1", ["gpt2.sizes is a list"]),
         ("train.betas=[0.9]", ["train.betas", "too few values"]),
         ("train.betas=[0.9, 0.9, 0.9]", ["train.betas", "at most 2"]),
-        ("seeds={1: 1, 1: 2}", ["the key '1' stands in line 1 already"]),
+        ("seeds={1: 1, 1: 2}", ["the key '1'", "line 1"]),
         ("train.lr=[" + "[" * 5000, ["nested too deeply"]),
         ("seeds=[" + "1" * 5000 + "]", ["too many digits"]),
         ("seeds=[" + "1" * 23 + "]", ["seeds.0", "less than or equal to"]),
@@ -334,9 +334,7 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path):
     lines = DEMO.read_text(encoding="utf-8").splitlines()
     place = next(number for number, line in enumerate(lines, start=1) if line.startswith("  batch: 8"))
     lines.insert(place, "  batch: 16")
-    with pytest.raises(
-        ConfigError, match=rf"mine.yaml is not YAML: line {place + 1}: .*'batch' .* line {place} already"
-    ):
+    with pytest.raises(ConfigError, match=rf"mine.yaml .* line {place + 1}: .*'batch' .* line {place}\b"):
         load_config(written(tmp_path, "\n".join(lines)))
 
 
@@ -353,7 +351,7 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path):
         ("run: 2026-99-02", ["line 1", "date", "quote"]),
         ("run: [", ["line 1"]),
         ("run: {a: 1, a: 2}", ["line 1", "'a'"]),
-        ("run: &a [*a]", ["inside its own node"]),
+        ("run: &a [*a]", ["alias"]),
         ("run: " + "[" * 5000, ["nested too deeply"]),
         ("run: " + "1" * 5000, ["too many digits"]),
         ("run: \0", ["#x0000"]),

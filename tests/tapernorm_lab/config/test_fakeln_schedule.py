@@ -53,9 +53,9 @@ def test_an_impossible_schedule_is_refused(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"qk_start": 3}, r"0\.ln_1\.qk at step 3 comes before transformer\.h\.2\.ln_2 at step 4"),
-        ({"v_start": 8}, r"0\.ln_1\.v at step 8 comes before transformer\.h\.2\.ln_1\.qk at step 9"),
-        ({"final": 14}, r"ln_f at step 14 comes before transformer\.h\.2\.ln_1\.v at step 15.*gaps for 3 blocks"),
+        ({"qk_start": 3}, r"0\.ln_1\.qk .*step 3, .*transformer\.h\.2\.ln_2 at step 4"),
+        ({"v_start": 8}, r"0\.ln_1\.v .*step 8, .*transformer\.h\.2\.ln_1\.qk at step 9"),
+        ({"final": 14}, r"ln_f .*step 14, .*transformer\.h\.2\.ln_1\.v at step 15.* 3 blocks"),
     ],
 )
 def test_stages_that_overlap_at_this_depth_are_refused(change, message):

@@ -25,10 +25,10 @@ TEST = ROOT / "config" / "test.yaml"
         ({"lengths": [20, 20]}, "robustness.lengths: 20 given twice"),
         ({"lengths": []}, "robustness.lengths: at least one is needed"),
         ({"lengths": [16, 20]}, "must all exceed the training context of 16"),
-        ({"repeat": 13}, "leaves no text after it in a context of 16: lower it to at most 12"),
+        ({"repeat": 13}, r"robustness.repeat \(13\) .* 16 .*at most 12"),
         ({"repeat": 1}, "greater than or equal to 2"),
         ({"position_bin": 8}, r"position_bin \(8\) does not divide 20, 28"),
-        ({"models": {"all": "All-Taper"}}, "the models are all, and none is the baseline"),
+        ({"models": {"all": "All-Taper"}}, "the models all .* baseline"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_rule(changes, complaint):
@@ -90,11 +90,11 @@ def test_a_stages_arms_are_tried_on_its_seeds_and_only_beside_a_baseline():
         load_config(TEST, ["robustness.stages=[S1, S1]"])
     raw = yaml.safe_load(TEST.read_text(encoding="utf-8"))
     raw["study"][0]["arms"][0]["name"] = raw["study"][0]["baseline"] = "plain"
-    with pytest.raises(ConfigError, match="arms of stage S1 are not tried on odd inputs"):
+    with pytest.raises(ConfigError, match=r"robustness\.stages: stage S1 .* baseline"):
         parse(Config, raw, "here")
     raw = yaml.safe_load(TEST.read_text(encoding="utf-8"))
     raw["study"][0] |= {"search": True, "seeds": [7]}
-    with pytest.raises(ConfigError, match="it must be no search"):
+    with pytest.raises(ConfigError, match="search: false"):
         parse(Config, raw, "here")
 
 

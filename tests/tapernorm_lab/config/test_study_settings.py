@@ -69,9 +69,9 @@ def test_an_impossible_setting_is_refused_with_its_stage_and_arm():
 
 
 def test_a_treatment_changes_something():
-    with pytest.raises(ValueError, match="changes nothing: leave it null"):
+    with pytest.raises(ValueError, match="changes nothing"):
         Treatment()
-    with pytest.raises(ValueError, match="changes nothing: leave it null"):
+    with pytest.raises(ValueError, match="changes nothing"):
         Treatment(calibration="scalar", temperature=False)
     assert Treatment(temperature=True).temperature
 
@@ -105,7 +105,7 @@ def test_a_treatment_goes_with_variants_that_have_what_it_changes(name):
         if variant in fitting:
             assert ArmJob(pretrain=make_job(variant), treatment=treatment).treatment == treatment
         else:
-            with pytest.raises(ValueError, match=f"variant {variant} does not go with its treatment: {name}"):
+            with pytest.raises(ValueError, match=f"variant {variant} .* treatment: {name}"):
                 ArmJob(pretrain=make_job(variant), treatment=treatment)
 
 
@@ -153,13 +153,13 @@ def test_a_norm_replacement_brings_its_own_embedding_scale_and_final_gain():
 
 @pytest.mark.parametrize("name", ["S0", "S3", "S3x", "figures", "oddities", "trials", "positions"])
 def test_a_stage_takes_no_name_that_a_rule_of_its_own_has(name):
-    assert f"no stage may be called '{name}'" in study_of(name=name)
+    assert f"study.0.name: a stage cannot be named '{name}'" in study_of(name=name)
     assert study_of(name=f"{name}b") == ""
 
 
 def test_faults_of_a_stage_are_told():
     arm = {"name": "one", "label": "One", "taper": "none", "anchor": "none"}
-    assert "the baseline of stage S1 is 'two', and its arms are ['one']" in study_of(arms=[arm], baseline="two")
+    assert "the baseline 'two' of stage S1" in study_of(arms=[arm], baseline="two")
     assert "arms of stage S1: one given twice" in study_of(arms=[arm, arm], baseline="one")
     assert "seeds of stage S1: 1 given twice" in study_of(seeds=[1, 1])
     assert "no width 17 in this config" in study_of(d_model=17)

@@ -147,7 +147,7 @@ def test_the_scale_of_the_embedding_starts_where_it_is_told_to() -> None:
     prepare(model, Treatment.model_validate({"norm": {"kind": "derf", **REPLACED, "embedding_scale_init": 40.0}}))
     assert isinstance(model.model.embed_tokens, ScaledEmbedding)
     assert model.model.embed_tokens.scale.item() == 40.0
-    with pytest.raises(ValueError, match="that is false: leave it null"):
+    with pytest.raises(ValueError, match="embedding_scale is false"):
         Treatment.model_validate(
             {"norm": {"kind": "dyt", **REPLACED, "embedding_scale": False, "embedding_scale_init": 4.0}}
         )

@@ -32,7 +32,7 @@ def drawn(bench: Bench, _: ReportJob) -> pd.DataFrame:
     rows = bench.where(phase="decode")
     if not rows:
         raise UserError(
-            "figure_decode needs decoding, which was not measured: run `tapernorm bench decode` in some mode"
+            "figure_decode needs decoding in some mode, which was not measured: run `tapernorm bench decode`"
         )
     parts = []
     for against, arms in _ARMS.items():
@@ -90,9 +90,9 @@ def _caption(frame: pd.DataFrame, bench: Bench, job: ReportJob) -> Iterator[str]
     yield "Points: median of the ratio paired by round." + (" Bars: its 95 % bootstrap interval." if several else "")
     theirs = f"ranges published by {published.TABLE2_SHORT} on {published.TABLE2_SETTING}"
     if bands.has(frame, "published_low"):
-        yield f"Bands: the {theirs}, where the mode and Baseline's norm are theirs."
+        yield f"Bands: the {theirs}, drawn for the same mode and the same Baseline."
     else:
-        yield f"The {theirs} are of eager mode and not drawn."
+        yield f"The {theirs} are of eager mode, and are not drawn."
     yield from unavailable_notes(bench)
     yield job.caption
 

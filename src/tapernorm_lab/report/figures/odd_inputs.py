@@ -104,7 +104,7 @@ def _caption(frame: pd.DataFrame, rows: RobustnessRows, job: OddInputsReportJob)
     yield f"Right: the models were trained on {rows.trials['context'].iloc[0]} tokens (dotted)."
     yield panels.reading(bands.where(frame, panel=POSITIONS).assign(window=1))
     if bands.where(frame, panel=ROWS)["high"].hasnans or frame["value"].hasnans:
-        yield "What is not finite is not drawn."
+        yield "Values that are not finite are not drawn."
     yield job.caption
 
 

@@ -94,7 +94,7 @@ def _caption(rows: pd.DataFrame, found: OwnRows, label: str) -> Iterator[str]:
         mine = bands.where(rows, form=form)
         yield f"Largest tokens {form}, in multiples of the median: {_largest(mine)}."
         if (lost := max(mine["nonfinite"])) > 0:
-            yield f"∞: up to {lost} tokens {form} have no finite scale; what reaches them is not drawn."
+            yield f"∞: up to {lost} tokens {form} have no finite scale; quantiles that include them are not drawn."
     yield found.caption
 
 

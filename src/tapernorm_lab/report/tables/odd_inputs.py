@@ -99,8 +99,8 @@ def table_s3x(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
             f"Over rows: of each row's mean loss. Over tokens: of each target's. {_TAILS} Maxima and counts are of all"
             " seeds. The CSV holds every width.",
             "Over Baseline, same row: how far a row's loss lies above that of the Baseline of its seed. Blown up: as in"
-            " Table S3. Not finite: rows. The worst row is that of the seed whose worst row is worst. Its text is that"
-            " of the positions scored.",
+            " Table S3. Not finite: number of rows. The worst row has the largest loss over all seeds. Its text is that"
+            " of the scored positions.",
         ],
     )
     return spec.table(found, job, runs=rows.scores.to_dict("records"))
@@ -176,8 +176,8 @@ def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> 
     against, of = sum(row["baseline_blown"] or 0 for row in beside), sum(row["rows"] * row["n_pairs"] for row in beside)
     uniform = math.log(int(rows.trials["vocab_size"].iloc[0]))
     yield (
-        f"The other way round, the Baseline blows up beside these models on {against:,} of {of:,} rows. A uniform guess"
-        f" costs {uniform:.2f}: a token that no model expects costs more, of the Baseline too."
+        f"Conversely, the Baseline blows up relative to these models on {against:,} of {of:,} rows. A uniform guess has"
+        f" the loss {uniform:.2f}. A token that a model does not expect has a larger one, in the Baseline too."
     )
     widest = max(row["d_model"] for row in found)
     added: dict[str, list[str]] = {}
@@ -185,7 +185,7 @@ def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> 
         if row["d_model"] == widest and row["model"] in (BASELINE, *shown) and not math.isnan(row["added"]):
             added.setdefault(row["trial_label"], []).append(f"{row['label']}: {_ADDED(row).strip()}.")
     for trial, models in added.items():
-        yield f"{trial}, d {widest}: repeats add nats to the loss of the text behind them. {' '.join(models)}"
+        yield f"{trial}, d {widest}: loss in nats/token that repeats add to the text after them. {' '.join(models)}"
     for trial in rows.trials.drop_duplicates("trial").to_dict("records"):
         if trial["trial"] not in (HELD_OUT, LONGER) and isinstance(trial["origin"], str):  # some rows lack an origin
             yield f"{trial['label']}: {in_sentences(trial['origin'])}"

@@ -19,7 +19,7 @@ def _loss(name: str, digits: int) -> Cell:
 
 SCORES = TableSpec(
     "scores",
-    "Cross-entropy (nats/token) before and after training, norm-free parts folded.",
+    "Cross-entropy (nats/token) before and after training, with tapered norms folded.",
     columns=[
         Shown("text", text("text"), align="l"),
         Shown("model", text("model"), align="l"),
@@ -63,7 +63,7 @@ def norms_table(rows: OwnRows, label: str) -> Table:
         ],
         notes=[
             f"{first['rows']} held-out rows of {first['context']} tokens. Source: {in_sentences(first['text'])} 1/c:"
-            " the scale that stands for every token's where the norm is gone. position 0: median over rows.",
+            " the constant that replaces the scale of every token in a tapered norm. position 0: median over rows.",
             _run_note(label, rows),
         ],
     )

@@ -19,12 +19,12 @@ from ..engine.table_spec import Shown, TableSpec
 from ..provenance import short_commits
 from ..table import ABSENT, Table
 
-SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
+SHOWN = ("baseline", "internal_aux", "all_aux")  # printed variants; the CSV holds all that ran
 FORMS = ("unfused", "fused")  # how a tapered model is folded
 LOSS, GAP = mean_sd("valid_ce", ".4f"), interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
 LOSS_NOTE = (
-    "loss: validation cross-entropy in nats/token, at g = 0 where tapered: mean ± sample standard deviation over n"
-    " seeds."
+    "loss: validation cross-entropy in nats/token, of tapered models at g = 0. It is mean ± sample standard deviation"
+    " over n seeds."
 )
 GAP_NOTE = "gap %: mean over paired seeds of 100 (L − L_Baseline)/L_Baseline, in brackets its 95 % t interval."
 ALL_SEEDS, TRIMMED = "all", "without outliers"
@@ -66,7 +66,7 @@ def table1(found: tuple[pd.DataFrame, pd.DataFrame], job: ReportJob) -> Table:
 def table1_rows(jobs: Sequence[Row], *, run: str, labels: Mapping[int, str] | None = None) -> list[Row]:
     """One row per width, seeds counted (all; then without outliers, where there are any) and variant."""
     if not jobs:
-        raise UserError(f"run {run} has no results: run its training jobs first")
+        raise UserError(f"run {run} has no results: run its trainings first")
     refuse_unlike(jobs, "d_model", _SAME)
     rows = []
     for d_model in sorted({job["d_model"] for job in jobs}):
@@ -159,7 +159,7 @@ def _notes(jobs: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
     folded = [job for job in jobs if not math.isnan(job["valid_ce_gated"])]
     if folded:
         shift = max(abs(job[f"valid_ce_{form}"] - job["valid_ce_gated"]) for job in folded for form in FORMS)
-        yield f"Folding the norms of the {len(folded)} tapered models moved a loss by at most {shift:.1e} nats/token."
+        yield f"Folding the norms of the {len(folded)} tapered models changed a loss by at most {shift:.1e} nats/token."
     left_out = [row for row in rows if row["left_out"] and row["variant"] in SHOWN]
     if left_out:
         yield (

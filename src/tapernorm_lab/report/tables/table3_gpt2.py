@@ -15,12 +15,12 @@ from ..table import ABSENT, Table
 CE = mean_sd("ce", ".4f", lost=NOT_FINITE)
 GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
 _CE_NOTE = (
-    "CE: mean over every row, a row over all of its targets, in float32. It is mean ± sample standard deviation over n"
-    " seeds. The models are at the end state (g = 0, or all norms removed). Table 3x says how far folding moves it."
+    "CE: mean over rows of each row's mean over its targets, in float32. It is mean ± sample standard deviation over"
+    " n seeds. The models are at the end state (g = 0, or all norms removed). Table 3x has the change by folding."
 )
 _GAP_NOTE = (
     "gap %: 100 (L − L_Vanilla)/L_Vanilla, mean over paired seeds. In brackets: its 95 % t interval. Original is"
-    " compared with every seed's Vanilla."
+    " compared with the Vanilla of every seed."
 )
 _KEPT = "Vanilla keeps every LayerNorm, Internal-TaperLN only the final one, All-TaperLN and FakeLN none."
 
@@ -51,7 +51,7 @@ def table3(found: Gpt2Rows, job: ReportJob) -> Table:
         columns += [Shown(theirs, published_cell, row["label"], of=corpus)] if beside else []
     place = "Columns published" if beside else f"Rows {published.TABLE3_SHORT}"
     source = (
-        f"{place}: from {published.TABLE3_SOURCE}, fine-tuned by them, not measured here, with the gap that follows."
+        f"{place}: from {published.TABLE3_SOURCE}, fine-tuned by them, not measured here, with the gap from it."
         f" {published.TABLE3_REMARK}."
     )
     spec = TableSpec(
@@ -93,11 +93,11 @@ def table3x(found: Gpt2Rows, job: ReportJob) -> Table:
         notes=[
             "Over rows: of each row's mean loss, mean ± sample standard deviation over n seeds. trimmed: 2.5 % of the"
             " rows cut at either end. Over tokens: of each target's loss, quantiles to within 0.01 %.",
-            "Quantiles are averaged over n seeds. Max and the worst row are those of the seed whose worst row is worst."
+            "Quantiles are averaged over n seeds. Max and the worst row are those with the largest loss over all seeds."
             " Of fewer than 1,000 rows, p99.9 lies between the two worst.",
-            "folded − gated: how far folding all its norms away moved a model's mean. bits/byte: total bits over the"
+            "folded − gated: change of a model's mean by folding all its norms. bits/byte: total bits over the"
             " bytes of the targets' text, comparable across tokenizers.",
-            "The worst row by its index in the corpus. Its text is in ASCII, the rest escaped.",
+            "worst row: its index in the corpus, and its text in ASCII, with other characters escaped.",
             *([_FAKELN] if any(row["size"] == "xl" and "fakeln" in row["method"] for row in rows) else []),
         ],
         order=("size", "corpus"),  # so that the methods stand beneath one another
@@ -143,9 +143,10 @@ def scale_notes(rows: Sequence[Row]) -> Iterator[str]:
     ours = {(row["vocab_size"], row["context"]) for row in rows}
     for vocabulary, context in sorted(ours - {(published.TABLE3_VOCABULARY, published.TABLE3_CONTEXT)}):
         yield (
-            f"The losses are of another scale than {published.TABLE3_SHORT}'s. These are per token of a vocabulary of"
-            f" {vocabulary:,} in rows of {context:,}. Theirs are of GPT-2's {published.TABLE3_VOCABULARY:,} in rows of"
-            f" {published.TABLE3_CONTEXT:,}. Only bits/byte (Table 3x) compare across tokenizers, of the same text."
+            f"The losses are not on the scale of {published.TABLE3_SHORT}'s. These are per token of a vocabulary of"
+            f" {vocabulary:,} in rows of {context:,}. Theirs are per token of GPT-2's {published.TABLE3_VOCABULARY:,}"
+            f" in rows of {published.TABLE3_CONTEXT:,}. Across tokenizers, only bits/byte (Table 3x) of the same text"
+            " compare."
         )
 
 

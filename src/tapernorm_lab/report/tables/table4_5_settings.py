@@ -89,7 +89,7 @@ def table5(_: None, job: SettingsJob) -> Table:
         UserError: the config has no GPT-2 track.
     """
     if job.gpt2 is None:
-        raise UserError("this config has no GPT-2 track, so that there is no Table 5: its `gpt2` is null")
+        raise UserError("table5 needs a gpt2 section, and that of this config is null: give another --config")
     sizes = job.gpt2.sizes
     records = [
         {"run": job.run, "setting": place, "name": name, "assumed": bool(_mark(place, job))}
