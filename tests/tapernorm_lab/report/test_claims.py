@@ -95,8 +95,8 @@ def test_a_gap_outside_the_range_is_not_reproduced(gap):
     [
         ({"results": results({"baseline": 0, "internal_aux": 1.1}, seeds=1)}, "no interval (n < 2"),
         ({"results": results({"baseline": 0, "internal_aux": 1.1}, widths=(64, 128))}, "d 256, 512 did not run"),
-        ({"results": results({"baseline": 0, "internal_aux": 1.1}, context=64)}, "context 64 for 512"),
-        ({"results": results({"baseline": 0, "internal_aux": 1.1}), "text": "web"}, "text web for tinystories"),
+        ({"results": results({"baseline": 0, "internal_aux": 1.1}, context=64)}, "context 64 instead of 512"),
+        ({"results": results({"baseline": 0, "internal_aux": 1.1}), "text": "web"}, "text web instead of tinystories"),
         ({"results": results({"baseline": 0})}, "nothing was measured"),
         ({"results": results({"internal_aux": 1.1})}, "nothing was measured"),
         ({"results": results({"baseline": 0, "internal_aux": 1.4975})}, "crosses a bound"),
