@@ -181,7 +181,8 @@ def test_replicate_step_by_step(desk):
 def published_desk(desk: Path) -> None:
     for kind in ("results", "figures"):
         shutil.copytree(ROOT / kind / "published", desk / kind / "published")
-    (desk / "config").symlink_to(ROOT / "config")
+    for name in ("config", "workflow", "Snakefile", "CITATION.cff", "LICENSE", "requirements.lock"):
+        (desk / name).symlink_to(ROOT / name)
 
 
 def same_files(desk: Path) -> bool:

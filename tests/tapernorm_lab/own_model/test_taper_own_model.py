@@ -237,7 +237,7 @@ def test_a_run_is_exported_again_in_another_form(finished, tmp_path, capsys):
     assert "| held-out | before |" in (tmp_path / "out/README.md").read_text()
     (tmp_path / "out/tokenizer.json").write_text("{}")
     assert main(["export", "--check", str(tmp_path / "out")]) == 2
-    assert "tokenizer.json is not the file that was exported" in capsys.readouterr().err
+    assert "tokenizer.json has changed" in capsys.readouterr().err
 
 
 # The dry run

@@ -17,7 +17,7 @@ from .table2_notes import setting, unavailable_notes
 NAIVE, FUSED_NORM = "ratio_baseline_naive", "ratio_baseline"
 _PAPER_ARMS = ("baseline_naive", "unfused", "fused")
 READ = number("read_share", ".0f", scale=100)
-_FEW = 6  # below so many rounds even the range of the samples holds the median with less than 95 %
+_FEW = 6  # rounds below which even the range of the samples covers the median with less than 95 %
 _SPEED = "tok/s: tokens per second, over all sequences of the batch, median over the rounds."
 _RATIO = (
     "ratio: time of the Baseline divided by time of the row, paired by round, median over the rounds. In brackets: 95 %"
@@ -32,7 +32,7 @@ _FIXED = (
 
 
 def table2(bench: Bench, job: ReportJob) -> Table:
-    """Table 2: eager decoding with a key-value cache; Baseline is the paper's, with the several-op norm.
+    """Return Table 2: eager decoding with a key-value cache, relative to the paper's Baseline with the several-op norm.
 
     Raises:
         UserError: no eager decoding was measured.
@@ -71,7 +71,7 @@ def _table2_published(row: Row) -> Row:
 
 
 def table2x(bench: Bench, job: ReportJob) -> Table:
-    """Table 2x: what is left of the gain against `F.rms_norm` and in every mode, and how far it is from the limit.
+    """Return Table 2x: decoding speed relative to Baseline with `F.rms_norm` in every mode, and its upper bound.
 
     Raises:
         UserError: nothing was decoded.
@@ -108,7 +108,7 @@ def table2x(bench: Bench, job: ReportJob) -> Table:
 
 
 def _read_note(bench: Bench) -> str:
-    """How to read bytes/s and their share of what the device can read."""
+    """Return the note on bytes/s and their share of the read bandwidth."""
     needed = "GB/s: the bytes of weights and cache that a decoded token must read, times tok/s"
     if bench.read_bandwidth is None:
         return f"{needed}. The device's read bandwidth was not measured."
@@ -121,7 +121,7 @@ def _read_note(bench: Bench) -> str:
 
 
 def table2v1(bench: Bench, job: ReportJob) -> Table:
-    """Table 2v1: what the paper's first version timed, a forward pass of the whole prompt without a key-value cache.
+    """Return Table 2v1: a forward pass of the whole prompt without a key-value cache, as in the paper's first version.
 
     Raises:
         UserError: no eager forward pass was measured.
@@ -152,7 +152,7 @@ def table2v1(bench: Bench, job: ReportJob) -> Table:
 
 
 def _table2v1_foot(bench: Bench, rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Published rows that have none of ours beside them."""
+    """Yield the published rows whose batch and prompt this run lacks."""
     labels, here = _labels(bench), {(row["batch"], row["prompt"]) for row in rows}
     for line in published.TABLE2V1:
         if (line.batch, line.prompt) not in here:
@@ -162,7 +162,7 @@ def _table2v1_foot(bench: Bench, rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def _table2v1_published(row: Row) -> Row:
-    """The published numbers of the same batch, prompt and arm; only Baseline and fused were published."""
+    """Return the published numbers of the same batch, prompt and arm, which exist for Baseline and fused."""
     for line in published.TABLE2V1:
         if (line.batch, line.prompt) == (row["batch"], row["prompt"]) and row["arm"] in ("baseline_naive", "fused"):
             fused = row["arm"] == "fused"
@@ -182,7 +182,7 @@ def _eager(bench: Bench, phase: str, name: str) -> list[Row]:
 
 
 def _labels(bench: Bench) -> dict[str, str]:
-    """The labels of a table whose Baseline is the paper's."""
+    """Return the labels of a table whose Baseline is that of the paper."""
     return {**arm_labels(bench), "baseline_naive": "Baseline"}
 
 
@@ -196,7 +196,7 @@ def _heading(bench: Bench) -> list[Shown]:
 
 
 def _ratio(name: str) -> Cell:
-    """A ratio with its interval; none for the baseline itself."""
+    """Show a ratio with its interval, and `ABSENT` for the baseline itself."""
     return where(lambda row: name != f"ratio_{row['arm']}", interval(name, ".3f"))
 
 
@@ -209,7 +209,7 @@ def _record(bench: Bench, row: Row, job: ReportJob) -> Row:
 
 
 def _notes(bench: Bench, rows: Sequence[Row]) -> Iterator[str]:
-    """Too few rounds, what was checked, which modes were missing, the state of the machine, and the code."""
+    """Yield the notes: too few rounds, checks, modes not measured, state of the machine, and code."""
     if min(row["n"] for row in rows) < _FEW:
         yield f"Intervals of fewer than {_FEW} rounds are narrower than 95 % intervals."
     labels, facts = arm_labels(bench), bench.facts
