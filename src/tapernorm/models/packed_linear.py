@@ -21,31 +21,33 @@ _INT8_INPUTS = 16  # PyTorch's int8 kernel reads so many at once, past the end o
 class PackedLinear(nn.Module):
     """The linear maps `layers` of one input as a single one, their outputs one after the other; weights are frozen.
 
-    In float32 on a CPU a second copy of a weight beyond the cache lies in oneDNN's blocked layout, which its kernels
-    read at nearly twice the speed of the plain one. torch.compile lays out the plain weight as it likes.
+    In float32 on a CPU a weight beyond the cache lies column by column: a product with one row then reads it as one
+    stream. For more rows a second copy lies in oneDNN's blocked layout, unless torch.compile is at work.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
         super().__init__()
         self.weight = _frozen(_stacked_weights(layers))  # (N, K)
         self.bias = _stacked_biases(layers)
-        self._blocked = self._in_blocks()
+        self._blocked: Tensor | None = None
+        self._lay_out()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._blocked is None or torch.compiler.is_compiling():
+        one_row = x.numel() == x.shape[-1]
+        if self._blocked is None or one_row or torch.compiler.is_compiling():
             return F.linear(x, self.weight, self.bias)
         return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
 
-    def _in_blocks(self) -> Tensor | None:
+    def _lay_out(self) -> None:
         on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        if not on_cpu or self.weight.dtype is not torch.float32 or self.weight.nbytes < _BLOCKED_BYTES:
-            return None
-        return _ONEDNN._reorder_linear_weight(self.weight)
+        if on_cpu and self.weight.dtype is torch.float32 and self.weight.nbytes >= _BLOCKED_BYTES:
+            self._blocked = _ONEDNN._reorder_linear_weight(self.weight.contiguous())
+            self.weight = _frozen(self.weight.t().contiguous().t())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._blocked = None
         super()._apply(fn, recurse)
-        self._blocked = self._in_blocks()
+        self._lay_out()
         return self
 
 
