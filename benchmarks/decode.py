@@ -1,4 +1,4 @@
-"""Decoding speed on a CPU: against transformers' generate, without norms, with int8 weights, and the memory's limit."""
+"""Decoding speed on a CPU: against transformers' generate, without norms, with int8 weights, and against bandwidth."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,7 +29,7 @@ INT8_OVER_FLOAT32 = {(512, 1): 1.8}  # (d_model, threads)
 
 
 def shape(d_model: int) -> DecoderConfig:
-    """The paper's smallest and largest decoder."""
+    """Return the shape of the paper's decoder of width `d_model`."""
     return DecoderConfig(
         vocab_size=10000,
         d_model=d_model,
@@ -46,6 +46,7 @@ def shape(d_model: int) -> DecoderConfig:
 
 
 def measure() -> Iterator[Figure]:
+    """Yield the figures of the paper's smallest and largest decoder, on one and on two threads."""
     for threads in (1, 2):
         for d_model in (64, 512):
             yield from _over_transformers(d_model, threads)
@@ -95,7 +96,7 @@ def _transformers_arm(stock: Any, tokens: torch.Tensor, new_tokens: int, cache: 
 
 
 def _int8(d_model: int, threads: int) -> Iterator[Figure]:
-    """int8 weights, their activations rounded to bfloat16, against float32 weights and activations."""
+    """Yield the speed of int8 weights with bfloat16 activations against float32 weights and activations."""
     torch.set_num_threads(threads)
     model, new_tokens = decoder(shape(d_model)).requires_grad_(False), NEW_TOKENS[d_model]
     tokens = torch.randint(10000, (1, PROMPT), generator=generator(0, "bench/prompts"))

@@ -1,9 +1,8 @@
-"""A decoder packed for incremental decoding: q,k,v in one matrix, gate,up in another, and no module that does nothing.
+"""A decoder packed for incremental decoding: q, k, v in one matrix, gate and up in another, and no identity modules.
 
 B batch, T time, D d_model, H heads, K key-value heads, E head size, S cache capacity, V vocabulary.
 
-Packing changes no number beyond the order of sums, unless int8 weights are asked for. Checkpoints keep the Hugging
-Face names.
+Packing changes nothing but the order of sums, unless int8 weights are requested.
 """
 
 from collections.abc import Callable
@@ -17,13 +16,13 @@ from .decoder import Block, Decoder, RotaryTable
 from .kv_cache import KVCache
 from .packed_linear import Int8Linear, PackedLinear
 
-Weights = Literal["stored", "int8"]  # in the dtype that the model has, or int8 with a scale for each output channel
+Weights = Literal["stored", "int8"]  # in the model's dtype, or int8 with a scale for each output channel
 _LINEAR: dict[Weights, Callable[..., nn.Module]] = {"stored": PackedLinear, "int8": Int8Linear}
 Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
 
 
 class PackedBlock(nn.Module):
-    """One block over a cache."""
+    """One block of a `PackedDecoder`."""
 
     def __init__(self, block: Block, n_head: int, n_kv_head: int, linear: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class PackedBlock(nn.Module):
         position: Position,
         mask: Tensor | None,
     ) -> Tensor:
-        """h (B, T, D) -> (B, T, D); writes the T new keys and values at `position` of the cache, if there is one."""
+        """Apply the block to h (B, T, D), and write the T new keys and values at `position` of the cache, if any."""
         x = h if self.attention_norm is None else self.attention_norm(h)
         q, keys, values = self._heads(self.qkv(x), cos, sin)
         if cached is not None:
@@ -61,7 +60,10 @@ class PackedBlock(nn.Module):
         return h + self.down(F.silu(gate) * up)
 
     def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, (H + 2 K) E) -> rotated q (B, H, T, E) and k (B, K, T, E), and v (B, K, T, E)."""
+        """Split x (B, T, (H + 2 K) E) into q, k and v, and rotate q and k.
+
+        q is (B, H, T, E), and k and v are (B, K, T, E).
+        """
         heads = x.unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1)).transpose(1, 2)
         qk, v = heads.split((self.n_head + self.n_kv_head, self.n_kv_head), dim=1)
         left, right = qk.chunk(2, dim=-1)
@@ -71,14 +73,17 @@ class PackedBlock(nn.Module):
 
 
 class PackedDecoder(nn.Module):
-    """Incremental form of a `Decoder`, tapered at any gate or folded. Weights that need no packing are shared.
+    """Incremental form of a `Decoder`, which may be tapered at any gate or folded.
+
+    Weights that need no packing are shared with the `Decoder`.
 
     Args:
-        weights: of the linear maps, the head among them. "int8" rounds their inputs and outputs to bfloat16; the
-            residual stream, attention and norms keep the model's dtype. See `Int8Linear`.
+        model: the decoder to pack.
+        weights: format of the weights of all linear maps, including the head. "int8" rounds the inputs and outputs of
+            these maps to bfloat16. Residual stream, attention and norms keep the model's dtype. See `Int8Linear`.
 
     Raises:
-        UserError: int8 weights of a model that is not on a CPU, or has weights that are not finite.
+        UserError: "int8" was requested for a model on another device than a CPU, or with weights that are not finite.
     """
 
     def __init__(self, model: Decoder, *, weights: Weights = "stored") -> None:
@@ -93,13 +98,14 @@ class PackedDecoder(nn.Module):
         self.rotary: RotaryTable = blocks[0].self_attn.rotary
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
-        """Logits (B, V) after the last of `tokens` (B, T), which stand at `position` ... of the cache.
+        """Return the logits (B, V) after the last of `tokens` (B, T), whose first stands at `position` of the cache.
 
-        A tensor position attends over the whole cache under a mask, so that one graph serves every step; an int
-        attends over what is filled. Without a cache the tokens are all there is.
+        With a tensor position, attention reads the whole cache under a mask, so that one graph serves every step. With
+        an int, it reads the filled part. Without a cache, it reads `tokens` alone.
 
         Raises:
-            ValueError: the tokens pass the end of the cache (without one, of the context), or are no row per sequence.
+            ValueError: the tokens exceed the cache, or without a cache the context. Or their rows do not match the
+                cache's.
         """
         self._require_room(tokens, cache, position)
         h = self.embed(tokens)  # (B, T, D)
@@ -113,15 +119,18 @@ class PackedDecoder(nn.Module):
     def _require_room(self, tokens: Tensor, cache: KVCache | None, position: Position) -> None:
         rows, length = tokens.shape
         room = self.config.context if cache is None else cache.capacity
-        if isinstance(position, int) and position + length > room:  # a tensor stays unread; writing there checks it
-            raise ValueError(f"{length} tokens at position {position} exceed the {room} that there is room for")
+        if isinstance(position, int) and position + length > room:  # index_copy_ checks a tensor, without a device sync
+            raise ValueError(f"{length} tokens at position {position} exceed the capacity of {room} tokens")
         if cache is not None and rows != len(cache.keys[0]):
             raise ValueError(f"{rows} rows of tokens do not fit a cache of {len(cache.keys[0])} sequences")
 
     def _geometry(
         self, tokens: Tensor, cache: KVCache | None, position: Position, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """cos and sin, (T, E) or where pads shift the rows (B, 1, T, E), and the mask, None where causality says it."""
+        """Return cos, sin and the attention mask. The mask is None if attention is plainly causal.
+
+        cos and sin are (T, E), or (B, 1, T, E) if pads shift the rows.
+        """
         length = tokens.shape[1]
         pads = None if cache is None else cache.pads
         if pads is None and isinstance(position, int) and (position == 0 or length == 1):
@@ -134,9 +143,9 @@ class PackedDecoder(nn.Module):
         return self.rotary.cos[shifted].to(dtype), self.rotary.sin[shifted].to(dtype), mask
 
     def _mask(self, columns: Tensor, cache: KVCache, position: Position) -> Tensor:
-        """Which cache columns each token sees, (B or 1, 1, T, S).
+        """Return which cache columns each token attends to, (B or 1, 1, T, S) bool.
 
-        A pad token sees itself, so that its softmax has something to divide by.
+        A pad token attends to itself, so that its softmax is not empty.
         """
         seen = cache.capacity if isinstance(position, Tensor) else position + len(columns)
         slots = torch.arange(seen, device=columns.device)
@@ -151,7 +160,7 @@ def _working(norm: nn.Module) -> nn.Module | None:
 
 
 def _write(cached: Tensor, new: Tensor, position: Position) -> Tensor:
-    """Put `new` (B, K, T, E) at `position`; what the tokens may look at: the filled part, or all under a mask."""
+    """Write `new` (B, K, T, E) at `position`, and return what attention reads: the filled part, or all with a mask."""
     length = new.shape[2]
     if isinstance(position, Tensor):
         cached.index_copy_(2, position + torch.arange(length, device=new.device), new)

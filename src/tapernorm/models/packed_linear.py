@@ -1,4 +1,4 @@
-"""The linear maps of a packed decoder: several of one input as one, in their own dtype or with int8 weights.
+"""The linear maps of a packed decoder: several maps of one input as one, in their own dtype or with int8 weights.
 
 N outputs, K inputs.
 """
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from ..util.errors import UserError
 
-_ONEDNN = torch.ops.mkldnn  # what torch.compile's own frozen linear maps call
-_BLOCKED_BYTES = 1 << 20  # below, a weight stays in the cache and oneDNN's call costs more than its layout saves
+_ONEDNN = torch.ops.mkldnn  # the operators that torch.compile uses for frozen linear maps
+_BLOCKED_BYTES = 1 << 20  # a smaller weight fits the CPU cache, and oneDNN's call costs more than its layout saves
 _LARGEST = 127  # -128 stays unused, so that a weight and its negative are rounded alike
-_INT8_INPUTS = 16  # PyTorch's int8 kernel reads so many at once, past the end of a row that is no multiple of it
+_INT8_INPUTS = 16  # PyTorch's int8 kernel reads this many at once, also past the end of a shorter row
 
 
 class PackedLinear(nn.Module):
-    """The linear maps `layers` of one input as a single one, their outputs one after the other; weights are frozen.
+    """Linear maps of one input packed into one, with concatenated outputs and frozen weights.
 
-    In float32 on a CPU a weight beyond the cache lies column by column: a product with one row then reads it as one
-    stream. For more rows a second copy lies in oneDNN's blocked layout, unless torch.compile is at work.
+    In float32 on a CPU, a weight that exceeds the cache is stored column by column: a product with one row then reads
+    it as one stream. A product with more rows uses a second copy in oneDNN's blocked layout, unless it is compiled.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
@@ -33,6 +33,7 @@ class PackedLinear(nn.Module):
         self._lay_out()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the packed map to x (..., K)."""
         one_row = x.numel() == x.shape[-1]
         if self._blocked is None or one_row or torch.compiler.is_compiling():
             return F.linear(x, self.weight, self.bias)
@@ -54,17 +55,17 @@ class PackedLinear(nn.Module):
 class Int8Linear(nn.Module):
     """`PackedLinear` with int8 weights, a scale for each output, and activations in bfloat16.
 
-    y = bf16(s * (q @ bf16(x))) + b, summed in float32, in the dtype of x. PyTorch's kernel for it is fast with
-    bfloat16 activations alone: with float32 ones it is slower than a float32 map.
+    It computes y = bf16(s * (q @ bf16(x))) + b, with sums in float32, and returns the dtype of x. PyTorch's int8 kernel
+    is fast for bfloat16 activations alone. With float32 activations it is slower than a float32 map.
 
     Raises:
-        UserError: the weights lie on another device than a CPU, or hold numbers that are not finite.
+        UserError: the weights are on another device than a CPU, or are not finite.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
         super().__init__()
         if (device := layers[0].weight.device).type != "cpu":
-            raise UserError(f"int8 weights decode on a CPU, and the model lies on {device}: move it there")
+            raise UserError(f"int8 weights need a model on a CPU, and this one is on {device}: move it to the CPU")
         q, scale = quantise(_stacked_weights(layers))
         self.inputs = q.shape[1]
         self.weight = _frozen(F.pad(q, (0, -self.inputs % _INT8_INPUTS)))  # (N, K and zeros)
@@ -72,6 +73,7 @@ class Int8Linear(nn.Module):
         self.bias = _stacked_biases(layers)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the packed map to x (..., K)."""
         rows = x.flatten(0, -2).to(torch.bfloat16)
         if missing := self.weight.shape[1] - self.inputs:
             rows = F.pad(rows, (0, missing))
@@ -81,10 +83,10 @@ class Int8Linear(nn.Module):
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(q (N, K) int8, s (N,) bfloat16) with s q near `weight` (N, K): symmetric, a scale for each output channel.
+    """Return q (N, K) int8 and s (N,) bfloat16 with s q near `weight` (N, K): one symmetric scale per output channel.
 
-    s_n = max_k |W_nk| / 127, rounded to bfloat16 before q = round(W / s), so that the kernel's own dtype of scales adds
-    no error.
+    s_n = max_k |W_nk| / 127 is rounded to bfloat16, the kernel's dtype of scales, before q = round(W / s). The rounding
+    of s therefore adds no error.
 
     Raises:
         UserError: a weight is not finite.
@@ -92,7 +94,7 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     wide = weight.detach().double()
     largest = wide.abs().amax(dim=1)
     if not largest.isfinite().all():
-        raise UserError("the model has weights that are not finite, and these have no int8 form")
+        raise UserError("int8 weights need finite weights, and some of this model are not: load or train it again")
     scale = (largest / _LARGEST).to(torch.bfloat16)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     q = (wide / scale.double()[:, None]).round().clamp(-_LARGEST, _LARGEST)
@@ -100,7 +102,7 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _stacked_weights(layers: tuple[nn.Linear, ...]) -> Tensor:
-    """The weights one after the other; a single one is shared, not copied."""
+    """Concatenate the weights of `layers`. A single weight is shared, not copied."""
     parts = [layer.weight.detach() for layer in layers]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -24,6 +24,7 @@ from .read_json import read_document, stored, value_at
 CONFIG = "config.json"  # of a published run, beside its rows
 BENCH = "bench"  # the folder of `make bench`, which is no run of a config
 _BENCH_FILES = ("bench.json", "samples.json", "provenance.json")
+_RIVALS = "rivals.json"  # of `make bench-rivals`, beside them
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def contents_of(results: Path) -> Contents:
     Raises:
         UserError: there is no published run.
     """
-    if (results / _BENCH_FILES[0]).is_file():
+    if any((results / file).is_file() for file in (_BENCH_FILES[0], _RIVALS)):
         return bench_contents()
     if (results / OWN_FILES[0]).is_file():
         return own_contents(results)
@@ -81,13 +82,18 @@ def contents_of(results: Path) -> Contents:
 
 
 def bench_contents() -> Contents:
-    """The figures of `make bench`."""
+    """The figures of `make bench` and the comparisons of `make bench-rivals`."""
 
     def origins(results: Path) -> list[origin.Row]:
         told = read_json(results / "provenance.json")
         return [origin.row(_BENCH_FILES[0], {"kind": BENCH, "provenance": told})]
 
-    return Contents(BENCH, [Part(BENCH, _BENCH_FILES, origins, lambda _: None)], [])
+    def origins_of_rivals(results: Path) -> list[origin.Row]:
+        told = [comparison["provenance"] for comparison in read_json(results / _RIVALS)["comparisons"]]
+        return [origin.row(_RIVALS, {"kind": BENCH, "provenance": one}) for one in told]
+
+    figures = Part(BENCH, _BENCH_FILES, origins, lambda _: None)
+    return Contents(BENCH, [figures, Part("rivals", (_RIVALS,), origins_of_rivals, lambda _: None)], [])
 
 
 def own_contents(results: Path) -> Contents:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from tapernorm.util.errors import UserError
 
+from .run_lock import waiting
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "TORCHELASTIC_RUN_ID"  # set by torch's launcher in what it starts
 _POLL_S = 1.0  # no call waits for the first of several locks
@@ -121,7 +123,8 @@ def _wait(names: Sequence[str], jobs_per_gpu: int, whole: int) -> tuple[list[str
         if not told:
             told = True
             print(f"waiting for {wanted} free GPU(s): {'; '.join(holders)}", file=sys.stderr, flush=True)
-        time.sleep(_POLL_S)
+        with waiting("a GPU slot"):
+            time.sleep(_POLL_S)
 
 
 def _lock(path: Path, held: ExitStack) -> str | None:

@@ -23,7 +23,7 @@ from tapernorm.util.atomic_files import discard, is_partial, parse_json, write_j
 from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
-from .run_lock import LOCK, run_lock
+from .run_lock import LOCK, run_lock, waiting
 
 MARK = ".tapernorm.json"
 SCHEMA_VERSION = 1
@@ -221,7 +221,8 @@ def _mark_of(folder: Path) -> Iterator[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with waiting("a lock"):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         mark = _read_mark(folder)
         before = copy.deepcopy(mark)
         yield mark

@@ -1,8 +1,9 @@
-"""One process per run folder: a lock that the kernel releases when its holder dies, however it dies."""
+"""A lock for one process per run folder, which the kernel releases when its holder dies, and the time spent waiting."""
 
 import fcntl
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from tapernorm.util.errors import UserError
 
 LOCK = "lock"
 _held: dict[Path, IO[str]] = {}  # by this process
+_waited_s = {"a lock": 0.0, "a GPU slot": 0.0}
 
 
 @contextmanager
@@ -51,3 +53,24 @@ def require_folders() -> None:
                 f"{path.parent} was deleted or moved while this was writing into it: run the same command again, which "
                 "starts anew, or from the last checkpoint where the folder is back in its place"
             )
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Count the time inside as waiting for `what`, "a lock" or "a GPU slot"."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        _waited_s[what] += time.monotonic() - began
+
+
+def seconds_waited() -> dict[str, float]:
+    """Seconds that this process has waited, by what for.
+
+    "a core": the main thread could run, and no core was free for it. The entry is missing where the kernel does not
+    count this (only Linux does).
+    """
+    schedule = Path("/proc/self/schedstat")  # ns on a core, ns runnable without one, and how often it was given one
+    core = {"a core": int(schedule.read_text(encoding="ascii").split()[1]) / 1e9} if schedule.is_file() else {}
+    return core | _waited_s

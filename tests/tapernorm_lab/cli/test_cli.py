@@ -178,7 +178,9 @@ def test_a_verb_tells_in_one_line_what_it_wrote_and_how_long_it_took(tmp_path: P
     assert main(["table", "table4", "--config", str(ROOT / "config/demo.yaml"), *published]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     files = f"{tmp_path}: table4.csv, table4.md, table4.tex, table4.html"
-    assert re.fullmatch(rf"tapernorm table: output in {re.escape(files)} \(\d+\.\d s\)", line)
+    waits = ", ".join(rf"\d+\.\d s for {what}" for what in ("a core", "a lock", "a GPU slot"))
+    took = rf"\(ran \d+\.\d s, of which it waited {waits}\)"
+    assert re.fullmatch(rf"tapernorm table: output in {re.escape(files)} {took}", line)
     assert main(["plan", "--config", CONFIG]) == 0
     assert capsys.readouterr().err == ""  # it writes nothing
 

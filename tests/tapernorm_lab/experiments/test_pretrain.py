@@ -480,7 +480,7 @@ def test_a_file_that_cannot_grow_ends_the_run_with_one_line_and_a_retry_goes_on(
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("tapernorm: cannot write ")
     assert file in said
-    assert "the file would pass the size limit" in said
+    assert "ulimit -f" in said
     assert not list(tmp_path.rglob("*.partial"))
     assert not list(tmp_path.rglob("step-*.pt"))
     assert resumed(job, tokens, tmp_path) == uninterrupted(job)
@@ -524,7 +524,7 @@ def test_tokens_of_another_vocabulary_are_refused(tokens: Path, tmp_path: Path) 
 
 
 def test_a_stream_shorter_than_a_window_is_refused_before_any_work(tokens: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has 900 tokens and one window takes 1001"):
+    with pytest.raises(UserError, match=r"has 900 tokens.* takes 1001"):
         pretrain(make_job(context=1000), tokens, tmp_path / "run", HARDWARE)
     assert not (tmp_path / "run").exists()
 

@@ -174,7 +174,7 @@ def test_what_the_run_would_refuse_is_refused(home, tmp_path):
     cases = {
         "matches no file": {"data": ("nowhere.txt",)},
         "broken.parquet is not a Parquet file": {"data": (str(tmp_path / "broken.parquet"),)},
-        "to be split by passages they need": {"data": (str(tmp_path / "two.txt"),)},
+        "A split by passages needs": {"data": (str(tmp_path / "two.txt"),)},
         "not one row of": {"data": (str(tmp_path / "short.txt"),)},
         "names must differ": {"scored": (("held-out", text),)},
         "two.txt matches no file": {"scored": (("more", "two.txt"),)},

@@ -215,6 +215,26 @@ def test_the_figures_of_a_benchmark_are_published_with_their_provenance(tmp_path
     assert "nothing to draw" in capsys.readouterr().err
 
 
+def test_comparisons_with_other_engines_are_published_beside_the_figures_and_without_them(tmp_path):
+    where = ["--results", f"{tmp_path}/results", "--figures", f"{tmp_path}/figures"]
+    computed, published = tmp_path / "results/bench", tmp_path / "results/published/bench"
+    computed.mkdir(parents=True)
+    told = [{"provenance": {"commit": letter * 40}, "rows": []} for letter in "de"]
+    (computed / "rivals.json").write_text(json.dumps({"comparisons": told}), encoding="utf-8")
+    assert main(["compare", "--publish", "--run", "bench", *where]) == 0
+    for name, value in {"bench": [], "samples": {}, "provenance": {"commit": "f" * 40}}.items():
+        (computed / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+    (computed / "rivals.json").unlink()  # what is not computed now stays published
+    assert main(["compare", "--publish", "--run", "bench", *where]) == 0
+    assert json.loads((published / "rivals.json").read_text())["comparisons"] == told
+    with open(published / "provenance.csv", newline="") as file:
+        found = [(row["part"], row["file"], row["commit"][0]) for row in csv.DictReader(file)]
+    assert found == [("bench", "bench.json", "f"), ("rivals", "rivals.json", "d"), ("rivals", "rivals.json", "e")]
+    told[1]["provenance"]["commit"] += "+dirty"
+    (computed / "rivals.json").write_text(json.dumps({"comparisons": told}), encoding="utf-8")
+    assert main(["compare", "--publish", "--run", "bench", *where]) == 2
+
+
 def test_tapers_of_ones_own_are_published_and_drawn_anew(tmp_path):
     runs = [f"{label}={own_runs.write_run(tmp_path / label, after=3.0)}" for label in ("one", "two")]
     results, drawn = tmp_path / "results/tiny", tmp_path / "figures/tiny"

@@ -145,7 +145,7 @@ def test_a_second_job_on_the_folder_is_refused_by_all_its_ranks(tokens: Path, tm
         assert process.poll() is None
     said = (tmp_path / "second").read_text()
     assert f"tapernorm: {run} is in use by process {ranks[0]} on " in said
-    assert "lost another one" not in said
+    assert "lost the connection" not in said
 
 
 @pytest.mark.slow

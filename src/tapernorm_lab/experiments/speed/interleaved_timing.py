@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 Samples = dict[str, list[float]]  # arm -> seconds per round
@@ -30,16 +30,22 @@ def interleave(
 
     An arm must end synchronised with its device. Returns seconds per call.
     """
-    names = list(arms)
-    samples: Samples = {name: [] for name in names}
-    for index in range(-warmup, rounds):
-        shift = index % len(names)
-        for name in names[shift:] + names[:shift]:
-            began = clock()
-            arms[name]()
-            if index >= 0:
-                samples[name].append(clock() - began)
+    samples: Samples = {name: [] for name in arms}
+    for index, name in turns(arms, rounds=rounds, warmup=warmup):
+        began = clock()
+        arms[name]()
+        if index >= 0:
+            samples[name].append(clock() - began)
     return samples
+
+
+def turns(names: Iterable[str], *, rounds: int, warmup: int) -> Iterator[tuple[int, str]]:
+    """(round, name): each name once per round, in an order that turns by one; warm-up rounds have negative numbers."""
+    order = list(names)
+    for index in range(-warmup, rounds):
+        shift = index % len(order) if order else 0
+        for name in order[shift:] + order[:shift]:
+            yield index, name
 
 
 def paired_speedup(samples: Samples, arm: str, baseline: str, *, resamples: int = 2000, seed: int = 0) -> Interval:
