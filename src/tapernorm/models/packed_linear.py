@@ -21,7 +21,7 @@ _INT8_INPUTS = 16  # PyTorch's int8 kernel reads this many at once, also past th
 class PackedLinear(nn.Module):
     """Linear maps of one input packed into one, with concatenated outputs and frozen weights.
 
-    In float32 on a CPU, a weight that exceeds the cache is stored column by column: a product with one row then reads
+    In float32 on a CPU, a weight that exceeds the cache is stored column by column. A product with one row then reads
     it as one stream. A product with more rows uses a second copy in oneDNN's blocked layout, unless it is compiled.
     """
 
