@@ -77,7 +77,7 @@ class Int8Linear(nn.Module):
         rows = x.flatten(0, -2).to(torch.bfloat16)
         if missing := self.weight.shape[1] - self.inputs:
             rows = F.pad(rows, (0, missing))
-        y = torch._weight_int8pack_mm(rows.contiguous(), self.weight, self.scale.to(torch.bfloat16))
+        y = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.weight, self.scale.to(torch.bfloat16))
         y = y.view(*x.shape[:-1], -1).to(x.dtype)
         return y if self.bias is None else y + self.bias
 

@@ -122,7 +122,7 @@ def test_blocked_weights_give_what_plain_ones_give_and_follow_a_move():
     one = x[:1]
     assert blocked.weight.stride() == (1, 640)  # column by column, as one row reads it
     assert torch.allclose(
-        blocked(one), F.linear(one.double(), blocked.weight.double(), blocked.bias.double()).float(), rtol=0, atol=1e-5
+        blocked(one), F.linear(one.double(), blocked.weight.double(), layer.bias.double()).float(), rtol=0, atol=1e-5
     )
     small = nn.Linear(24, 40)
     assert PackedLinear(small)._blocked is None  # too small to gain
@@ -177,7 +177,7 @@ def test_int8_decoding_is_the_int8_model_at_every_position(form):
     assert ((found - expected).square().mean().sqrt() / scale) < 2e-3  # sums end elsewhere and round to bfloat16 apart
     assert 1e-3 < ((found - exact).square().mean().sqrt() / scale) < 0.15  # int8, and near the model
     broken = PackedDecoder(forms()[form], weights="int8")
-    broken.blocks[0].qkv.scale.mul_(4)
+    broken.get_submodule("blocks.0.qkv").get_parameter("scale").mul_(4)
     assert ((stepwise(broken, ids) - expected).square().mean().sqrt() / scale) > 0.05
 
 

@@ -51,7 +51,7 @@ def collect(paths: Iterable[Path], score: Callable[[Path], dict[str, Any]], *, r
     rows = []
     for job, (path, document) in sorted(trained.items()):
         rows.append({"run": run, **FRAME.facts(document, path), **score(models[job])})
-    return FRAME.typed(rows)[list(FRAME.fields)]
+    return FRAME.typed([{name: row[name] for name in FRAME.fields} for row in rows])
 
 
 def write(rows: pd.DataFrame, folder: Path) -> None:
