@@ -50,7 +50,7 @@ def test_a_name_is_found_with_its_stage_and_an_unknown_one_is_refused():
     ]
     assert all(product.name == name for name, product in found.items())
     for figure in (False, True):
-        with pytest.raises(UserError, match=r"'tabel1'; there are .*_STAGE"):
+        with pytest.raises(UserError, match=r"'tabel1' .*_STAGE"):
             catalogue.named("tabel1", figure=figure)
 
 
