@@ -68,8 +68,8 @@ def compiled_loss(
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Compile `training_loss`: one graph per form of the norms, for whole micro-batches and for a smaller last one.
 
-    Without a C++ compiler on a CPU the loss stays eager. Norms with many forms stay eager too, because compilation would
-    take longer than the training. FakeLN's have one form per removal.
+    On a CPU without a C++ compiler the loss stays eager. So do norms with many forms, because compilation would take
+    longer than the training. FakeLN's have one form per removal.
     """
     if not has_compiler(device):
         if leads():
