@@ -16,7 +16,7 @@ from tapernorm.util.compiler import has_compiler
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.load import load_config
 from tapernorm_lab.experiments.speed.interleaved_timing import interleave, paired_speedup
-from tapernorm_lab.training.linear_choice import choose, maps_of
+from tapernorm_lab.training.device import choose, maps_of
 from tapernorm_lab.training.training_loss import next_tokens
 
 from . import finetune_step, train_step

@@ -1,7 +1,7 @@
 # Functions of the rules: the job of a cell, its cost and its inputs.
 from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
-from tapernorm_lab.config.linear_job import is_probed, linear_job
+from tapernorm_lab.config.run_cost import is_probed, linear_job
 from tapernorm_lab.config.study_runs import homes, stage_job
 from tapernorm_lab.config.variants import Variant
 from tapernorm_lab.report import catalogue

@@ -13,10 +13,10 @@ from tapernorm.util.progress import announced
 from ..config import cells
 from ..config.gpt2 import ORIGINAL
 from ..config.jobs import BenchJob, EvaluateJob
-from ..config.linear_job import LinearJob, linear_job
 from ..config.load import parse
 from ..config.odd_inputs import RobustnessJob
 from ..config.run import Config
+from ..config.run_cost import LinearJob, linear_job
 from ..training.gpu_slots import device_slot
 from .arguments import (
     DEVICE,

@@ -5,9 +5,8 @@ from typing import Any
 from tapernorm.util.hashing import canonical_json, digest
 from tapernorm.util.provenance import provenance
 
-from ..config.linear_job import LinearJob
-from ..training.device import device_name, take_device
-from ..training.linear_choice import choose
+from ..config.run_cost import LinearJob
+from ..training.device import choose, device_name, take_device
 from ..training.run_folder import SCHEMA_VERSION
 
 

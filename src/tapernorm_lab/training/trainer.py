@@ -25,10 +25,9 @@ from tapernorm.util.progress import Progress
 from tapernorm.util.rng import seed_dropout
 
 from .find_overflow import Diverged, find_overflow
-from .linear_choice import settle_linear_kernel
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
-from .plan import Plan
+from .plan import Plan, settle_linear_kernel
 from .ranks import asked_to_stop, from_leader, leads, require_ranks, share_of, stop_if_asked, sum_gradients
 from .resume_checkpoints import Checkpoints
 from .stop_signals import Stopped, until_safe

@@ -16,11 +16,12 @@ from tapernorm.linear_kernel import get_linear_kernel
 from tapernorm.models.decoder import Decoder
 from tapernorm.util.atomic_files import read_json, write_json
 from tapernorm_lab.cli.main import main
-from tapernorm_lab.config.linear_job import LinearMap, is_probed, linear_job
 from tapernorm_lab.config.load import load_config
+from tapernorm_lab.config.run_cost import LinearMap, is_probed, linear_job
 from tapernorm_lab.experiments.pretrain import pretrain
-from tapernorm_lab.training import linear_choice
-from tapernorm_lab.training.linear_choice import choose, maps_of
+from tapernorm_lab.training import device as kernels
+from tapernorm_lab.training import plan
+from tapernorm_lab.training.device import choose, maps_of
 
 MAP = LinearMap(rows=64, d_in=16, d_out=24, times=1)
 SLOW = 0.02  # seconds
@@ -45,7 +46,7 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> list[LinearMa
         timed.append(one)
         return seconds
 
-    monkeypatch.setattr(linear_choice, "_least_seconds", least)
+    monkeypatch.setattr(kernels, "_least_seconds", least)
     return timed
 
 
@@ -60,7 +61,7 @@ def test_the_faster_kernel_is_chosen_and_a_near_tie_takes_the_default(monkeypatc
 
 def test_each_map_counts_as_often_as_it_is_computed(monkeypatch):
     seconds = {16: {"aten": 1.0, "onednn": 3.0}, 32: {"aten": 4.0, "onednn": 1.0}}
-    monkeypatch.setattr(linear_choice, "_least_seconds", lambda one: seconds[one.d_in])
+    monkeypatch.setattr(kernels, "_least_seconds", lambda one: seconds[one.d_in])
     maps = [MAP, MAP.model_copy(update={"d_in": 32, "times": 0.5})]
     assert choose(maps)["speedup"] == pytest.approx((1 + 2) / (3 + 0.5))
 
@@ -75,7 +76,7 @@ def test_the_times_are_those_of_forward_and_backward_by_each_kernel(monkeypatch)
 
     monkeypatch.setattr(torch.autograd, "grad", counted)
     state = torch.random.get_rng_state()
-    least = linear_choice._least_seconds(MAP)
+    least = kernels._least_seconds(MAP)
     assert calls["aten"] == calls["onednn"] > 1
     assert all(0 < seconds < 60 for seconds in least.values())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -138,7 +139,7 @@ def test_a_training_by_onednn_says_so_and_comes_to_the_same_loss(monkeypatch, to
 def test_a_choice_is_made_once_and_kept_by_the_attempt_that_resumes(monkeypatch, tokens, tmp_path):
     auto, out, job = HARDWARE.model_copy(update={"linear": "auto"}), tmp_path / "run", make_job()
     timed = timed_as(monkeypatch, aten=2.0, onednn=1.0)
-    monkeypatch.setattr(linear_choice, "set_linear_kernel", _stop)
+    monkeypatch.setattr(plan, "set_linear_kernel", _stop)
     with pytest.raises(KeyboardInterrupt):
         pretrain(job, tokens, out, auto)
     assert len(timed) > 1
