@@ -191,6 +191,20 @@ def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return model(tokens)
 
 
+def hidden_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """What the output head reads of ids (B, T), (B, T, D), without a cache: the logits are `output_head` of it."""
+    arch = architecture_of(model)
+    trunk = model.get_submodule(arch.trunk)
+    return trunk(input_ids=tokens, use_cache=False).last_hidden_state if arch.hugging_face else trunk(tokens)
+
+
+def output_head(model: nn.Module) -> nn.Linear:
+    """The linear map from the final norm's output to the logits."""
+    head = model.get_submodule(architecture_of(model).head)
+    assert isinstance(head, nn.Linear)
+    return head
+
+
 def context_of(model: nn.Module) -> int:
     """The longest sequence that `model` takes, in tokens."""
     return getattr(model.config, architecture_of(model).context)

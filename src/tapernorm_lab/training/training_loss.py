@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapernorm.architectures import logits_of
+from tapernorm.architectures import hidden_of, output_head
 from tapernorm.models.decoder import Decoder
 from tapernorm.util.compiler import require_compiler
 
 from .norm_driver import NormDriver
+from .output_head import IGNORED, head_cross_entropy
 from .ranks import leads
 
-IGNORED = -100  # a target that does not count, as cross_entropy has it
 _MOST_FORMS = 8  # of a model's norms, for which compiling each pays
 
 
@@ -49,11 +49,14 @@ def checkpoint_activations(model: nn.Module) -> None:
 def training_loss(
     model: nn.Module, driver: NormDriver | None, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(CE, weighted auxiliary loss, logits (B, T, V)) of tokens (B, T): the function that `compile: true` compiles."""
-    logits = logits_of(model, inputs)
-    ce = cross_entropy(logits, targets)
+    """(CE, weighted auxiliary loss, input (B, T, D) of the output head) of tokens (B, T).
+
+    This is the function that `compile: true` compiles.
+    """
+    hidden = hidden_of(model, inputs)
+    ce = head_cross_entropy(output_head(model), hidden, targets)
     aux = ce.new_zeros(()) if driver is None else driver.auxiliary_loss(inputs)
-    return ce, aux, logits
+    return ce, aux, hidden
 
 
 def compiled_loss(
