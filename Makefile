@@ -11,11 +11,12 @@ READY := $(VENV)/.ready
 # Errors alone: there are hundreds of warnings, and none asks for anything.
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SCHEMA := workflow/schemas/config.schema.json
-EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,docs,test
+EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,docs,crate,test
 
 SMOLLM2 := build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help setup tables report study figures publish test test-slow bench docs smollm2 smollm2-model schema lock clean
+.PHONY: help setup tables report study figures publish crate test test-slow bench bench-rivals docs
+.PHONY: smollm2 smollm2-model schema lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -48,6 +49,10 @@ publish: $(READY)  ## publish what a run computed: make publish RUN=demo; CONFIG
 	@if [ -z "$(RUN)" ]; then echo "make: which run? make publish RUN=demo, or bench, cpu, smollm2 ..." >&2; exit 1; fi
 	$(BIN)/tapernorm compare --run "$(RUN)" --publish $(if $(CONFIG),--config "$(CONFIG)")
 
+crate: $(READY)  ## pack a published run, its workflow and provenance as an RO-Crate: make crate RUN=demo
+	@if [ -z "$(RUN)" ]; then echo "make: which run? make crate RUN=demo, or cpu" >&2; exit 1; fi
+	$(BIN)/tapernorm compare --run "$(RUN)" --crate "results/$(RUN)/ro-crate.zip"
+
 test: $(READY)  ## lint, type check, then the tests, without those marked slow
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -60,6 +65,33 @@ test-slow: $(READY)  ## the tests marked slow: they need SLURM, a browser or Smo
 
 bench: $(READY)  ## measure speed and memory, into results/bench/bench.json
 	$(BIN)/python -m benchmarks --out results/bench/bench.json
+
+# Engines whose wheels this machine lacks are skipped by name. The models are trained once, some minutes each.
+RIVALS := build/rivals
+RIVALS_RUN := --config config/demo.yaml --set run=rivals --set seeds=[1] --set tokenizer.vocab_size=10000 \
+    --set model.n_layer=8 --set model.n_head=16 --set model.n_kv_head=16 --set model.context=256 \
+    --set 'widths=[{d_model: 64, d_ff: 168, label: 1M, steps: 400, variants: [baseline]}, \
+    {d_model: 512, d_ff: 1368, label: 30M, steps: 150, variants: [baseline]}]' \
+    --set train.batch=4 --set train.lr=2e-3 --set hardware.checkpoint_every=10
+bench-rivals: $(READY) $(RIVALS)/venv/.ready $(RIVALS)/d64/result.json $(RIVALS)/d512/result.json  ## decode beside llama.cpp and others, into results/bench/rivals.json
+	$(BIN)/python -m benchmarks.rivals --models $(RIVALS) --rivals $(RIVALS)/venv/bin/python \
+	    --out results/bench/rivals.json
+
+$(RIVALS)/venv/.ready: benchmarks/rivals/requirements.txt | $(READY)
+	$(BIN)/python -m venv --clear $(RIVALS)/venv
+	@sed '/^#/d' $< | xargs -n 1 $(RIVALS)/venv/bin/python -m pip --quiet --disable-pip-version-check install --no-deps \
+	    || echo "make: rows of the packages that are missing will say so" >&2
+	@touch $@
+
+$(RIVALS)/tokens/manifest.json: | $(READY)
+	$(BIN)/tapernorm corpus $(RIVALS_RUN) --out $(RIVALS)/corpus
+	$(BIN)/tapernorm tokenizer $(RIVALS_RUN) --corpus $(RIVALS)/corpus --out $(RIVALS)/tokenizer
+	$(BIN)/tapernorm tokens $(RIVALS_RUN) --corpus $(RIVALS)/corpus --tokenizer $(RIVALS)/tokenizer --out $(RIVALS)/tokens
+
+$(RIVALS)/d512/result.json: RIVALS_RUN += --set train.precision=bf16
+$(RIVALS)/d%/result.json: $(RIVALS)/tokens/manifest.json
+	$(BIN)/tapernorm pretrain $(RIVALS_RUN) --variant baseline --width $* --seed 1 --tokens $(RIVALS)/tokens \
+	    --threads 2 --out $(@D)
 
 docs: $(READY)  ## build README.md and docs/ as a site, site/index.html, without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -1,4 +1,4 @@
-"""`make bench`: measures every speed and memory figure that the README quotes, with its bound."""
+"""Measure the speed and memory figures of the benchmarks page, each with its bound: `make bench`."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from .report import line
 
 
 def main() -> None:
-    """Measure, print each figure as it comes, and write them all; missed bounds are printed, not hidden."""
+    """Measure and print each figure, write them all, and list the bounds that were missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
     arguments = parser.parse_args()

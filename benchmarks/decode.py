@@ -1,6 +1,7 @@
-"""Decoding speed on a CPU: against transformers' generate, with and without norms, and against the memory's limit."""
+"""Decoding speed on a CPU: against transformers' generate, without norms, with int8 weights, and against bandwidth."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -9,11 +10,11 @@ from transformers import GenerationConfig
 
 from tapernorm.models.decode import generate
 from tapernorm.models.decoder_config import DecoderConfig
-from tapernorm.models.packed_decoder import PackedDecoder
+from tapernorm.models.packed_decoder import PackedDecoder, Weights
 from tapernorm.util.rng import generator
 from tapernorm_lab.config.sections import BenchConfig, paper_d_ff
 from tapernorm_lab.experiments.machine import read_bandwidth
-from tapernorm_lab.experiments.speed.decode_speed import bench_decode
+from tapernorm_lab.experiments.speed.decode_speed import Stepper, bench_decode
 from tapernorm_lab.experiments.speed.interleaved_timing import interleave, paired_speedup
 
 from .models import decoder, stock_llama, tapered
@@ -23,10 +24,12 @@ PROMPT, ROUNDS, WARMUP = 32, 9, 1
 NEW_TOKENS = {64: 64, 512: 32}
 OVER_TRANSFORMERS = {64: 1.5, 512: 1.4}
 FUSED_OVER_BASELINE = {64: 1.25, 512: 1.03}
+INT8_ARMS: dict[str, Weights] = {"int8_bfloat16": "int8", "float32_float32": "stored"}  # weights_activations
+INT8_OVER_FLOAT32 = {(512, 1): 1.8}  # (d_model, threads)
 
 
 def shape(d_model: int) -> DecoderConfig:
-    """The paper's smallest and largest decoder."""
+    """Return the shape of the paper's decoder of width `d_model`."""
     return DecoderConfig(
         vocab_size=10000,
         d_model=d_model,
@@ -43,10 +46,12 @@ def shape(d_model: int) -> DecoderConfig:
 
 
 def measure() -> Iterator[Figure]:
+    """Yield the figures of the paper's smallest and largest decoder, on one and on two threads."""
     for threads in (1, 2):
         for d_model in (64, 512):
             yield from _over_transformers(d_model, threads)
             yield from _without_norms(d_model, threads)
+            yield from _int8(d_model, threads)
 
 
 def _over_transformers(d_model: int, threads: int) -> Iterator[Figure]:
@@ -88,6 +93,26 @@ def _transformers_arm(stock: Any, tokens: torch.Tensor, new_tokens: int, cache: 
             stock.generate(tokens, attention_mask=mask, generation_config=settings)
 
     return run
+
+
+def _int8(d_model: int, threads: int) -> Iterator[Figure]:
+    """Yield the speed of int8 weights with bfloat16 activations against float32 weights and activations."""
+    torch.set_num_threads(threads)
+    model, new_tokens = decoder(shape(d_model)).requires_grad_(False), NEW_TOKENS[d_model]
+    tokens = torch.randint(10000, (1, PROMPT), generator=generator(0, "bench/prompts"))
+    steppers = {
+        arm: Stepper(PackedDecoder(model, weights=weights), batch=1, capacity=PROMPT + new_tokens, mode="eager")
+        for arm, weights in INT8_ARMS.items()
+    }
+    for stepper in steppers.values():
+        stepper.load(tokens)
+    arms = {arm: partial(stepper.run, 0, new_tokens) for arm, stepper in steppers.items()}
+    samples = interleave(arms, rounds=ROUNDS, warmup=WARMUP)
+    name, bound = f"decode.d{d_model}.threads{threads}", INT8_OVER_FLOAT32.get((d_model, threads))
+    int8, float32 = INT8_ARMS
+    yield figure(f"{name}.{int8}_over_{float32}", paired_speedup(samples, int8, float32), "x", at_least=bound)
+    for arm, seconds in samples.items():
+        yield figure(f"{name}.decode.{arm}", [new_tokens / s for s in seconds], "tok/s")
 
 
 def _without_norms(d_model: int, threads: int) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""Memory of an evaluation: it streams, so that more rows take no more of it."""
+"""Peak memory of an evaluation, which streams its rows: more rows must not need more memory."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ ROWS, CONTEXT, VOCABULARY, TIMES = 2_000, 64, 1024, 8
 
 
 def measure() -> Iterator[Figure]:
-    """Peak memory of scoring many rows over that of scoring few, each in a process of its own."""
+    """Yield the peak memory of scoring few rows, and its ratio for many rows. Each runs in its own process."""
     few, many = (_peak_bytes(rows) for rows in (ROWS, TIMES * ROWS))
     yield figure("evaluation.peak_memory", many / 1e9, "GB")
     yield figure(f"evaluation.peak_memory_of_{TIMES}_times_the_rows", many / few, "x", at_most=1.02)
@@ -37,7 +37,7 @@ def _score(rows: int) -> None:
     model = fresh(shape, vocab_size=VOCABULARY, context=CONTEXT, generator=generator(0, "init"))
     ids = torch.randint(VOCABULARY, (rows, CONTEXT), generator=generator(0, "rows"), dtype=torch.int32)
     score_rows(model, ids, batch=16, device=torch.device("cpu")).statistics()
-    # Not ru_maxrss: a process inherits that of the one that started it.
+    # VmHWM instead of ru_maxrss: a process inherits the latter from its parent.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     print(1024 * int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]))
 

@@ -1,4 +1,4 @@
-"""Fine-tuning-step speed of a small GPT-2: vanilla, the taper at each stage, and FakeLN with everything removed."""
+"""Speed of a fine-tuning step of a small GPT-2: vanilla, at each stage of the taper, and a FakeLN without norms."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ REMOVED = 1000  # a step after every removal
 
 
 def measure() -> Iterator[Figure]:
-    """Speed relative to vanilla (0 < g < 1, g = 0), and of FakeLN without norms relative to the taper's g = 0."""
+    """Yield the speeds of the taper (0 < g < 1, g = 0) over vanilla, and of FakeLN over the taper at g = 0."""
     torch.manual_seed(0)
     rows = torch.randint(VOCABULARY, (BATCH, CONTEXT), generator=generator(0, "bench"))
     batch = next_tokens(rows)
@@ -39,12 +39,12 @@ def measure() -> Iterator[Figure]:
 
 
 def gpt2() -> GPT2LMHeadModel:
-    """A fresh GPT-2 in training mode; speed does not depend on its weights."""
+    """Return a GPT-2 with random weights, in training mode. Its speed does not depend on the weights."""
     return fresh(SHAPE, vocab_size=VOCABULARY, context=CONTEXT, generator=generator(0, "init")).train()
 
 
 def tapered(rows: Tensor, gate: float) -> tuple[GPT2LMHeadModel, Taper]:
-    """An Internal-TaperLN (+aux) model at `gate`, calibrated on `rows`."""
+    """Return an Internal-TaperLN (+aux) model at g = `gate` and its taper, calibrated on token ids `rows` (B, T)."""
     model = gpt2()
     taper = attach(model, anchor_weight=0.1)
     with taper.observe(), torch.no_grad():
@@ -56,7 +56,7 @@ def tapered(rows: Tensor, gate: float) -> tuple[GPT2LMHeadModel, Taper]:
 
 
 def removed(rows: Tensor) -> tuple[GPT2LMHeadModel, FakeLN]:
-    """A FakeLN model whose every norm is removed, sigma taken from `rows`."""
+    """Return a FakeLN model without any norm and its driver, with sigma_bar from token ids `rows` (B, T)."""
     model = gpt2()
     schedule = FakeSchedule(mlp_start=1, mlp_gap=1, qk_start=10, qk_gap=1, v_start=20, v_gap=1, final=30)
     driver = attach_fakeln(model, schedule=schedule, aux_weight=0.1, eot=0)

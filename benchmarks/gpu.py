@@ -1,7 +1,7 @@
-"""The decoding benchmark on a GPU machine with torch and the lab of this package alone: `benchmarks/gpu.sh`.
+"""Run the decoding benchmark on a GPU machine that has torch and the lab of this package: `benchmarks/gpu.sh`.
 
-Trains an Internal-Taper (+aux) model of config/paper.yaml for a few steps on the bytes of Python's own standard
-library, folds it, runs the config's benchmark matrix, and writes JSON and tables.
+It trains an Internal-Taper (+aux) model of config/paper.yaml for a few steps, on the source text of Python's standard
+library. It folds the model, runs the benchmarks of the config, and writes JSON and tables.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from tapernorm_lab.training.device import pick_device
 PAPER = Path(__file__).parents[1] / "config/paper.yaml"
 CAPTION = "Decoding benchmark on its own: a briefly trained model, whose speed is that of any model of its shape."
 VALIDATION_TOKENS = 32768
-MODES = ["eager", "cudagraph", "compile"]  # compilation last: it takes longest
+MODES = ["eager", "cudagraph", "compile"]  # compilation takes longest, so it runs last
 
 
 def main() -> None:
-    """Train, fold, measure, write."""
+    """Train and fold the model, measure it, and write JSON and tables."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for results")
     parser.add_argument("--width", type=int, default=512, help="d_model")
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def briefly(width: int, steps: int, settings: list[str]) -> Config:
-    """config/paper.yaml with one model of a few steps, and with other settings."""
+    """Return config/paper.yaml with one model of width `width` and `steps` steps, changed by `settings`."""
     model = f"{{d_model: {width}, d_ff: {paper_d_ff(width)}, label: brief, steps: {steps}, variants: [internal_aux]}}"
     training = ["train.log_every=10", "train.eval_every=0", "taper.start_fraction=0.3", "taper.ema_rate=0.1"]
     hardware = ["hardware.compile=false", "hardware.threads=1", f"hardware.checkpoint_every={steps}", "bench.threads=1"]
@@ -87,7 +87,7 @@ def briefly(width: int, steps: int, settings: list[str]) -> Config:
 
 
 def write_library_bytes(out: Path, vocab_size: int) -> None:
-    """A token stream of bytes as ids: real text that every machine with Python has."""
+    """Write a token stream whose ids are the bytes of Python's standard library, a text present on every machine."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = b"".join(file.read_bytes() for file in files)
     splits = {}

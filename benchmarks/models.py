@@ -1,4 +1,4 @@
-"""The models that several benchmarks build: our decoder and transformers' LLaMA of one shape."""
+"""The models of several benchmarks: a `Decoder` and transformers' LLaMA of the same shape."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from tapernorm.util.rng import generator
 
 
 def decoder(shape: DecoderConfig) -> Decoder:
-    """A fresh decoder; speed does not depend on its weights."""
+    """Return a decoder with random weights. Its speed does not depend on them."""
     return Decoder(shape).initialize(generator(0, "init"))
 
 
 def tapered(shape: DecoderConfig, *, gate: float, c: float | None = None, anchored: bool = False) -> Decoder:
-    """A fresh Internal-Taper model at `gate`, calibrated on random tokens, or with c set by hand."""
+    """Return a random Internal-Taper model at g = `gate`, calibrated on random tokens. `c` replaces the constants."""
     model = decoder(shape)
     taper = attach(model, anchor_weight=0.1 if anchored else 0.0)
     tokens = torch.randint(shape.vocab_size, (4, min(shape.context, 64)), generator=generator(0, "calibrate"))
@@ -33,7 +33,11 @@ def tapered(shape: DecoderConfig, *, gate: float, c: float | None = None, anchor
 
 
 def stock_llama(source: Decoder) -> Any:
-    """transformers' LlamaForCausalLM of the shape and the weights of `source`, seen to give its logits."""
+    """Return transformers' LlamaForCausalLM with the shape and weights of `source`, and compare their logits.
+
+    Raises:
+        RuntimeError: the logits differ by more than 1e-4.
+    """
     shape = source.config
     stock = LlamaForCausalLM(as_llama(source).config)
     stock.load_state_dict(source.state_dict())

@@ -1,4 +1,4 @@
-"""One measured figure, its bound, and the file and table that hold them."""
+"""A measured figure, its bound, and its line in the printed table."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from tapernorm_lab.experiments.speed.interleaved_timing import Interval, bootstr
 
 @dataclass(frozen=True)
 class Figure:
-    """A median with its 95 % interval over n samples, the bound it is held to, if any, and the raw samples."""
+    """A median with its 95 % interval over n samples, its bound, if any, and the raw samples."""
 
     name: str
     value: float
@@ -18,9 +18,12 @@ class Figure:
     bound: str | None
     passes: bool | None
     n: int
-    samples: tuple[float, ...] = ()  # in the order of the rounds; of a ratio, those of its arms' own figures
+    samples: tuple[
+        float, ...
+    ] = ()  # in the order of the rounds; empty for a ratio, whose arms have figures of their own
 
     def row(self) -> dict[str, object]:
+        """Return the figure as JSON values, without samples."""
         return {key: value for key, value in asdict(self).items() if key != "samples"}
 
 
@@ -32,7 +35,7 @@ def figure(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Figure:
-    """A figure from an interval, from raw samples (their median) or from one number."""
+    """Return a figure from an interval, from raw samples (by their median) or from one number."""
     if isinstance(measured, int | float):
         measured = [measured]
     samples = () if isinstance(measured, Interval) else tuple(measured)
@@ -47,12 +50,12 @@ def figure(
 
 
 def line(f: Figure) -> str:
-    """One line of the printed table."""
+    """Return the figure's line of the printed table."""
     interval = f"[{short(f.low)}, {short(f.high)}]" if f.n > 1 else ""
     verdict = {True: "ok", False: "MISSED", None: ""}[f.passes]
     return f"{f.name:<58} {short(f.value):>9} {f.unit:<6} {interval:<18} n={f.n:<4} {f.bound or '':<10} {verdict}"
 
 
 def short(value: float) -> str:
-    """Three significant digits; whole numbers from a thousand on."""
+    """Format `value` in three significant digits, or from a thousand on as a whole number."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

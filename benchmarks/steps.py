@@ -1,4 +1,4 @@
-"""One optimizer step as the trainer takes it, on fixed tokens: what the step benchmarks time."""
+"""The optimizer step of the trainer on fixed tokens, which the step benchmarks time."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -33,7 +33,7 @@ SETTINGS = Optimisation(
 def one_step(
     model: nn.Module, changes: Taper | NormDriver | None, inputs: Tensor, targets: Tensor
 ) -> Callable[[], None]:
-    """The optimizer step on inputs and targets (B, T)."""
+    """Return a function that takes one optimizer step of `model` on inputs and targets (B, T)."""
     driver, optimizer = driver_of(changes), SETTINGS.optimizer(model)
     parameters = list(model.parameters())
 
@@ -52,7 +52,10 @@ def one_step(
 def compare(
     name: str, arms: Mapping[str, Callable[[], None]], bounds: Mapping[str, tuple[str, float]], *, threads: int
 ) -> Iterator[Figure]:
-    """Speed of each arm in `bounds` relative to another, which it must reach, and the step time of every arm."""
+    """Yield the speed ratio of each arm in `bounds`, and the step time of every arm.
+
+    `bounds` is arm -> (reference arm, smallest passing ratio).
+    """
     torch.set_num_threads(threads)
     samples = interleave(arms, rounds=ROUNDS, warmup=WARMUP)
     for arm, (reference, bound) in bounds.items():

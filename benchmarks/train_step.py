@@ -1,4 +1,4 @@
-"""Training-step speed: our decoder at each stage of the taper against transformers' LLaMA, one loop for all."""
+"""Speed of a training step: a `Decoder` at each stage of the taper against transformers' LLaMA, in one loop."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ SHAPE = DecoderConfig(
 
 
 def measure() -> Iterator[Figure]:
-    """Speed relative to transformers' LLaMA (Baseline) and to Baseline (0 < g < 1, g = 0)."""
+    """Yield the speeds of Baseline over transformers' LLaMA, and of the taper (0 < g < 1, g = 0) over Baseline."""
     torch.manual_seed(0)
     windows = torch.randint(SHAPE.vocab_size, (BATCH, SHAPE.context + 1), generator=generator(0, "bench"))
     batch = windows[:, :-1], windows[:, 1:]

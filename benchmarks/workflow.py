@@ -1,4 +1,4 @@
-"""What the pipeline costs around its training: start-up, the workflow engine, memory."""
+"""Overheads of the pipeline: start-up of the command line, the workflow engine, and memory."""
 
 import json
 import shutil
@@ -13,12 +13,12 @@ from .report import Figure, figure
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-RUN = "bench-demo"  # the demo under a name of its own
+RUN = "bench-demo"  # a separate run of the demo
 CORES = 2
 
 
 def measure() -> Iterator[Figure]:
-    """Runs the whole demo once from nothing, so it takes minutes."""
+    """Yield the figures of the command line and of one complete run of the demo, which takes minutes."""
     help_s = [_seconds("tapernorm", "--help") for _ in range(10)]
     yield figure("cli.help", help_s, "s", at_most=0.5)
     dry_run = ("snakemake", "-n", "tables", "figures", "--configfile", "config/paper.yaml")
@@ -34,7 +34,7 @@ def _seconds(*command: str) -> float:
 
 
 def _demo() -> Iterator[Figure]:
-    """Wall time of the demo, the engine's share of it, and the largest job's memory."""
+    """Yield the demo's wall time, the engine's overhead over its jobs, and the memory of its largest job."""
     results = ROOT / "results" / RUN
     for folder in (results, ROOT / "figures" / RUN):
         shutil.rmtree(folder, ignore_errors=True)
@@ -51,8 +51,8 @@ def _demo() -> Iterator[Figure]:
 
 
 def _core_seconds(since: float) -> float:
-    """Cores times seconds of every job that Snakemake recorded after `since`; a benchmark holds all cores."""
-    jobs: dict[str, float] = {}  # each output of a job has a record of its own; the log tells jobs apart
+    """Return the core-seconds of all jobs that Snakemake recorded after `since`. A benchmark occupies all cores."""
+    jobs: dict[str, float] = {}  # by log file: each output of a job has its own record
     for path in (ROOT / ".snakemake" / "metadata").iterdir():
         record = json.loads(path.read_text())
         if record["starttime"] >= since:
@@ -62,7 +62,7 @@ def _core_seconds(since: float) -> float:
 
 
 def _first_step_s() -> float:
-    """Seconds from the start of a training process until its first optimizer step is written down."""
+    """Return the seconds from the start of a training process to the record of its first optimizer step."""
     with tempfile.TemporaryDirectory() as folder:
         selected = ("--variant", "internal_aux", "--width", "48", "--seed", "1")
         places = ("--tokens", f"results/{RUN}/data/tokens", "--out", folder)

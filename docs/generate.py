@@ -121,6 +121,22 @@ def bench() -> str:
     return markdown(["figure", "measured", "95 % interval", "n", "bound"], rows, "lrrrl")
 
 
+def rivals() -> str:
+    """A table for each published comparison of `make bench-rivals`, and the releases that it ran."""
+    from benchmarks.rivals.table import ALIGN, HEADER, cells
+
+    found = json.loads((PUBLISHED / "bench/rivals.json").read_text(encoding="utf-8"))["comparisons"]
+    tables = []
+    for comparison in found:
+        job = comparison["job"]
+        threads = f"{job['threads']} thread{'s' if job['threads'] > 1 else ''}"
+        title = f"**d {job['d_model']}, {threads}**, {job['new_tokens']} tokens, {job['rounds']} rounds:"
+        tables.append(f"{title}\n\n{markdown(HEADER, [cells(row) for row in comparison['rows']], ALIGN)}")
+    facts = {row["engine"]: row["facts"] for row in reversed(found[0]["rows"])}
+    releases = [[engine, told.get("release", "")] for engine, told in reversed(facts.items())]
+    return "\n".join([*tables, markdown(["engine", "release"], releases)])
+
+
 def assumptions() -> str:
     """What config/paper.yaml marks as an assumption, with its reason."""
     config = yaml.safe_load((ROOT / "config/paper.yaml").read_text(encoding="utf-8"))
@@ -176,7 +192,14 @@ def costs() -> str:
     return markdown(["command", "time", "memory of the largest job", "disk"], [environment, *rows])
 
 
-MAKERS = {"results": results_table, "bench": bench, "assumptions": assumptions, "artifact": artifact, "costs": costs}
+MAKERS = {
+    "results": results_table,
+    "bench": bench,
+    "rivals": rivals,
+    "assumptions": assumptions,
+    "artifact": artifact,
+    "costs": costs,
+}
 
 
 def made(text: str) -> str:

@@ -1,8 +1,12 @@
-"""The sentences of a Markdown page, without code, tables and headings."""
+"""The sentences of Markdown pages, without code, tables and headings, and of docstrings."""
 
+import ast
 import re
+from collections.abc import Iterator
 
 SHORT = re.compile(r"\b(e\.g|i\.e|et al|cf|vs|Prop|Fig|Eq|approx|No)\.$")
+_SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")
+_ENTRY = re.compile(r"^    (?! )(\w+: )?")
 _BLOCKS = re.compile(r"^( *)(```|\$\$).*?^\1\2$|<!--.*?-->", flags=re.MULTILINE | re.DOTALL)
 _SKIPPED = re.compile(r"#|\||!!!|!\[|<img|:::|---$|    (?![-*\d ])")  # at the start of a line
 
@@ -42,6 +46,20 @@ def sentences(text: str) -> list[str]:
                 kept = ""
         found.append(kept.strip())
     return [sentence for sentence in found if sentence]
+
+
+def docstrings(code: str) -> Iterator[tuple[str, str]]:
+    """(name, docstring as Markdown) of a module and of all in it; entries of Args, Raises and the like are items."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            lines, in_section = [], False
+            for line in text.splitlines():
+                if _SECTION.fullmatch(line):
+                    in_section, line = True, ""
+                elif line and not line.startswith(" "):
+                    in_section = False
+                lines.append(_ENTRY.sub("- ", line).strip() if in_section else line)
+            yield getattr(node, "name", "module"), "\n".join(lines)
 
 
 def words(sentence: str) -> int:

@@ -1,7 +1,7 @@
-"""Where each known architecture keeps its norms, and which linear maps each norm feeds: one table.
+"""The table of known architectures: where each keeps its norms, and which linear maps each norm feeds.
 
-A new one is a row of `ARCHITECTURES` under the name of its class, and, where its norms are of a class of their own, a
-row of `norms.KINDS`. Nothing of a row is believed: folding watches one forward pass and refuses what does not fit it.
+A new architecture is a row of `ARCHITECTURES` under the name of its class. If its norms have a class of their own, it
+also needs a row of `norms.KINDS`. Folding verifies a row in one forward pass, and refuses a model that does not fit.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,41 +20,41 @@ class Architecture:
     """Module names of the norms of a pre-norm Transformer and of their consumers."""
 
     blocks: str  # the list of blocks
-    internal: Mapping[str, tuple[str, ...]]  # norm of a block -> the linear maps it feeds, in the order they run
+    internal: Mapping[str, tuple[str, ...]]  # norm of a block -> the linear maps that it feeds, in running order
     final: str  # the norm before the output head
     head: str  # the output head
-    hugging_face: bool = False  # a class of transformers; otherwise config and outputs are like our Decoder's
-    refused: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # what -> whether a config asks for it
+    hugging_face: bool = False  # a class of transformers; False: config and outputs are those of `Decoder`
+    refused: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # feature -> whether a config uses it
 
     @property
     def context(self) -> str:
-        """The config's field for the longest sequence, in tokens."""
+        """Name of the config field that holds the longest sequence length, in tokens."""
         return "max_position_embeddings" if self.hugging_face else "context"
 
     @property
     def tied(self) -> str:
-        """The config's field that lets the head share the embedding's weight."""
+        """Name of the config field that ties the head to the embedding's weight."""
         return "tie_word_embeddings" if self.hugging_face else "tie_head"
 
     @property
     def trunk(self) -> str:
-        """Full name of the module that runs the blocks; "" is the model itself."""
+        """Full name of the module that runs the blocks. An empty name is the model itself."""
         return self.blocks.rpartition(".")[0]
 
     def depth(self, model: nn.Module) -> int:
-        """How many blocks there are; one that stands at two places counts twice."""
+        """Return the number of blocks. A block used at two places counts twice."""
         return len(model.get_submodule(self.blocks)._modules)
 
     def internal_norms(self, model: nn.Module) -> list[str]:
-        """Full names of all internal norms, block 0 upward."""
+        """Return the full names of all internal norms, from block 0 on."""
         return [f"{self.blocks}.{i}.{norm}" for i in range(self.depth(model)) for norm in self.internal]
 
     def norms(self, model: nn.Module) -> list[str]:
-        """Full names of all norms, in the order they run."""
+        """Return the full names of all norms, in the order in which they run."""
         return [*self.internal_norms(model), self.final]
 
     def consumers(self, norm: str) -> list[str]:
-        """Full names of the linear maps that the norm of this full name feeds."""
+        """Return the full names of the linear maps that the norm of full name `norm` feeds."""
         if norm == self.final:
             return [self.head]
         block, _, name = norm.removeprefix(f"{self.blocks}.").partition(".")
@@ -86,7 +86,7 @@ ARCHITECTURES = {
         blocks="gpt_neox.layers",
         internal={
             "input_layernorm": ("attention.query_key_value",),
-            "post_attention_layernorm": ("mlp.dense_h_to_4h",),  # in parallel residual form, of the same input
+            "post_attention_layernorm": ("mlp.dense_h_to_4h",),  # reads the block's input if the residual is parallel
         },
         final="gpt_neox.final_layer_norm",
         head="lm_head",
@@ -111,7 +111,7 @@ ARCHITECTURES = {
     ),
     "PhiForCausalLM": Architecture(
         blocks="model.layers",
-        internal={"input_layernorm": (*_ATTENTION, "mlp.fc1")},  # attention and MLP side by side
+        internal={"input_layernorm": (*_ATTENTION, "mlp.fc1")},  # attention and MLP in parallel
         final="model.final_layernorm",
         head="lm_head",
         hugging_face=True,
@@ -126,11 +126,10 @@ ARCHITECTURES = {
 
 
 def architecture_of(model: nn.Module) -> Architecture:
-    """The table's row for the class of `model`.
+    """Return the row of `ARCHITECTURES` for the class of `model`.
 
     Raises:
-        UserError: the class is not in the table (the message lists those that are), `model` is a wrapper around one
-            that is, or its config asks for what the row has no place for.
+        UserError: the class is not in the table, `model` wraps a model that is, or its config uses a refused feature.
     """
     name = type(model).__name__
     if name not in ARCHITECTURES:
@@ -141,93 +140,95 @@ def architecture_of(model: nn.Module) -> Architecture:
     arch = ARCHITECTURES[name]
     for what, asks_for in arch.refused.items():
         if asks_for(model.config):
-            raise UserError(
-                f"a {name} with {what} is not supported: its row in tapernorm.architectures has no place for that"
-            )
+            raise UserError(f"a {name} with {what} is not supported: tapernorm.architectures cannot describe it")
     return arch
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
-    """Raise UserError where a known model lies inside: a PeftModel, DistributedDataParallel or torch.compile has it."""
+    """Raise UserError if `model` wraps a known model, as a PeftModel, DistributedDataParallel or torch.compile does."""
     for name, inner in model.named_modules() if isinstance(model, nn.Module) else ():
         kind = type(inner).__name__.removeprefix("FSDP")
         if kind in ARCHITECTURES:
             place = f"its .{name}" if name else "which fully_shard has changed"
             raise UserError(
-                f"a {type(model).__name__} wraps the {kind} ({place}): give tapernorm the model itself, and wrap it "
-                "after attach(model)"
+                f"a {type(model).__name__} wraps the {kind} ({place}): pass the model itself, and wrap it after "
+                "attach(model)"
             )
 
 
 def select_norms(model: nn.Module, *, final: bool, sites: Sequence[str] | None) -> list[str]:
-    """Names of the norms to taper: the internal ones that match a pattern of `sites` (None: all), then the final one.
+    """Return the full names of the norms to taper: internal norms first, then the final norm if `final`.
+
+    An internal norm is chosen if it matches a pattern of `sites`, or if `sites` is None.
 
     Raises:
-        UserError: `sites` is no list of texts, or one of them matches no internal norm.
+        UserError: `sites` is not a list of strings, or a pattern matches no internal norm.
     """
     arch = architecture_of(model)
     internal = arch.internal_norms(model)
     if isinstance(sites, str):
-        raise UserError(f"sites must be a list of patterns, got the text {sites!r}: write sites=[{sites!r}]")
+        raise UserError(f"sites must be a list of patterns, got the string {sites!r}: write sites=[{sites!r}]")
     sites = None if sites is None else list(sites)
     for pattern in sites or ():
         if not isinstance(pattern, str):
-            raise UserError(f"sites must be a list of patterns, and {pattern!r} in it is no text: they match names")
+            raise UserError(
+                f"sites must be a list of patterns for names of norms, and {pattern!r} in it is not a string"
+            )
         if not any(fnmatchcase(name, pattern) for name in internal):
-            raise UserError(f"sites: {pattern!r} matches no internal norm; they are {', '.join(internal)}")
+            raise UserError(f"sites: {pattern!r} matches no internal norm; internal norms: {', '.join(internal)}")
     chosen = [n for n in internal if sites is None or any(fnmatchcase(n, p) for p in sites)]
     return [*chosen, arch.final] if final else chosen
 
 
 def kept_norms(model: nn.Module, tapered: Collection[str]) -> list[str]:
-    """Full names of the norms of `model` that stay where `tapered` go, those inside attention among them."""
+    """Return the full names of all norms of `model` except `tapered`, including those inside attention."""
     return [name for name, module in model.named_modules() if is_norm(module) and name not in tapered]
 
 
 def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Logits (B, T, V) of ids (B, T), without a cache."""
+    """Return the logits (B, T, V) of token ids (B, T), without a cache."""
     if architecture_of(model).hugging_face:
         return model(input_ids=tokens, use_cache=False).logits
     return model(tokens)
 
 
 def hidden_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """What the output head reads of ids (B, T), (B, T, D), without a cache: the logits are `output_head` of it."""
+    """Return the input (B, T, D) of the output head for ids (B, T), without a cache."""
     arch = architecture_of(model)
     trunk = model.get_submodule(arch.trunk)
     return trunk(input_ids=tokens, use_cache=False).last_hidden_state if arch.hugging_face else trunk(tokens)
 
 
 def output_head(model: nn.Module) -> nn.Linear:
-    """The linear map from the final norm's output to the logits."""
+    """Return the linear map from the final norm's output to the logits."""
     head = model.get_submodule(architecture_of(model).head)
     assert isinstance(head, nn.Linear)
     return head
 
 
 def context_of(model: nn.Module) -> int:
-    """The longest sequence that `model` takes, in tokens."""
+    """Return the longest sequence that `model` accepts, in tokens."""
     return getattr(model.config, architecture_of(model).context)
 
 
 def vocabulary_of(model: nn.Module) -> int:
-    """How many token ids there are."""
+    """Return the vocabulary size of `model`."""
     config: Any = model.config
     return config.vocab_size
 
 
 def has_tied_head(model: nn.Module) -> bool:
-    """Whether the output head shares its weight with another module."""
+    """Return whether the output head shares its weight with another module."""
     head = model.get_submodule(architecture_of(model).head)
     return any(m is not head and getattr(m, "weight", None) is head.weight for m in model.modules())
 
 
 def untie(model: nn.Module) -> None:
-    """Say in the config of `model` that its head has a weight of its own, so that nothing ties it again."""
+    """Record in the config of `model` that its head has a weight of its own, so that nothing ties it again."""
     arch = architecture_of(model)
     library: Any = model
     if arch.hugging_face:
         setattr(library.config, arch.tied, False)
-        library.all_tied_weights_keys = {}  # what it ties again when weights are replaced
+        library.all_tied_weights_keys = {}  # transformers ties these again when weights are replaced
     else:
         library.config = replace(library.config, **{arch.tied: False})

@@ -1,4 +1,4 @@
-"""What a model must be for its norms to be changed: each function refuses at once, before anything has changed."""
+"""Checks of a model whose norms are to be replaced. Each function refuses before anything changes."""
 
 import math
 import warnings
@@ -15,13 +15,13 @@ from .linear_maps import is_linear
 from .schedule import GateSchedule
 from .util.errors import UserError
 
-_CONTAINERS = (dict, set)  # where a module keeps parameters, buffers, submodules and hooks
+_CONTAINERS = (dict, set)  # the types in which a module keeps parameters, buffers, submodules and hooks
 
 
 def require_attachable(model: nn.Module, names: Sequence[str]) -> None:
-    """Raise UserError where the norms `names` of `model` cannot be replaced by maps that fold later on.
+    """Raise UserError if the norms `names` of `model` cannot be tapered and folded.
 
-    Warns of the linear maps behind them that `fold(model)` does not take and `fold(model, fused=False)` does.
+    Warn if `fold(model)` will refuse a linear map that they feed. `fold(model, fused=False)` accepts it.
     """
     _require_storage(model)
     arch = architecture_of(model)
@@ -33,24 +33,24 @@ def require_attachable(model: nn.Module, names: Sequence[str]) -> None:
     if unfit:
         more = f" (and {len(unfit) - 1} more)" if len(unfit) > 1 else ""
         warnings.warn(
-            f"{unfit[0]}{more}: as it stands, fold(model) will refuse it; fold(model, fused=False) takes it",
+            f"{unfit[0]}{more}: fold(model) will refuse this model; use fold(model, fused=False), which accepts it",
             stacklevel=4,
         )
 
 
 def require_apart(model: nn.Module, names: Iterable[str]) -> None:
-    """Raise UserError where one of the norms `names` stands at another place of `model` too."""
+    """Raise UserError if one of the norms `names` is used at another place of `model` too."""
     places = _places(model)
     for name in names:
         if len(found := places[id(model.get_submodule(name))]) > 1:
             raise UserError(
-                f"{' and '.join(found)} are one module, and a norm needs a constant at each place: give each place "
+                f"{' and '.join(found)} are one module, and each place needs a constant c of its own: give each place "
                 "its own module (copy.deepcopy)"
             )
 
 
 def _why_unfit(name: str, layer: nn.Module, places: dict[int, list[str]]) -> str | None:
-    """Why no norm can be folded into the linear map called `name`, such as a quantised one; None: it can."""
+    """Return why no norm can be folded into `layer`, for instance because it is quantised. None: it can."""
     if not is_linear(layer):
         return f"{name} is a {type(layer).__name__}, not an nn.Linear or Conv1D"
     others = [other for other in places[id(layer)] if other != name]
@@ -58,29 +58,29 @@ def _why_unfit(name: str, layer: nn.Module, places: dict[int, list[str]]) -> str
 
 
 def require_own_weights(model: nn.Module, names: Collection[str]) -> None:
-    """Raise UserError where weight or bias of a module `names` is made anew for each pass.
+    """Raise UserError if the weight or bias of a module in `names` is recomputed in each forward pass.
 
-    A parametrization makes it, or a forward pre-hook: pruning, weight_norm, spectral_norm. One that a pre-hook makes is
-    refused in every module of `model`, because such a model cannot be copied.
+    A parametrization does that, and so do the forward pre-hooks of pruning, weight_norm and spectral_norm. Such a
+    pre-hook is refused in every module of `model`, because it prevents a deep copy.
     """
     for name, module in chain(((name, model.get_submodule(name)) for name in names), model.named_modules()):
         for part in ("weight", "bias"):
             hooked = isinstance(module.__dict__.get(part), Tensor)
             if hooked or (name in names and is_parametrized(module, part)):
                 raise UserError(
-                    f"{name}.{part} is no parameter: a {'forward pre-hook' if hooked else 'parametrization'} makes it "
-                    "anew for each pass (pruning, weight_norm, spectral_norm), so that no norm can be folded into it. "
-                    "Make it permanent first: torch.nn.utils.prune.remove, remove_weight_norm, remove_spectral_norm "
-                    "or parametrize.remove_parametrizations"
+                    f"{name}.{part} is not a parameter, and no norm can be folded into it: a "
+                    f"{'forward pre-hook' if hooked else 'parametrization'} (pruning, weight_norm, spectral_norm) "
+                    "recomputes it in each pass. Make it permanent first: torch.nn.utils.prune.remove, "
+                    "remove_weight_norm, remove_spectral_norm or parametrize.remove_parametrizations"
                 )
 
 
 def require_options(*, schedule: object, ema_rate: float, **weights: float) -> None:
-    """Raise UserError where an argument of `attach` is out of range; `weights` are those of losses, by their names."""
+    """Raise UserError if an argument of `attach` is out of range. `weights` maps names of loss weights to values."""
     if not isinstance(schedule, GateSchedule | None):
         raise UserError(f"schedule must be a GateSchedule(start, end), got {schedule!r}")
     if not (_is_number(ema_rate) and 0 < ema_rate <= 1):
-        raise UserError(f"ema_rate must lie in (0, 1], got {ema_rate!r}: the share of a step in the running means")
+        raise UserError(f"ema_rate must lie in (0, 1], got {ema_rate!r}: it is the weight of one step in the EMA")
     for name, value in weights.items():
         if not (_is_number(value) and math.isfinite(value) and value >= 0):
             raise UserError(f"{name} must be a finite number >= 0, got {value!r}: 0 leaves that loss out")
@@ -88,7 +88,7 @@ def require_options(*, schedule: object, ema_rate: float, **weights: float) -> N
 
 @contextmanager
 def unchanged_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Bring classes and members of `modules` back to what they were where anything inside raises."""
+    """Restore classes and attributes of `modules` if an exception is raised inside."""
     before = [(m, m.__class__, dict(m.__dict__), _contents(m)) for m in dict.fromkeys(modules)]
     try:
         yield
@@ -98,7 +98,7 @@ def unchanged_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
             module.__dict__.clear()
             module.__dict__.update(members)
             for name, content in contents.items():
-                container = members[name]  # the very object: handles of hooks refer to it
+                container = members[name]  # the same object, because the handles of hooks refer to it
                 container.clear()
                 container.update(content)
         raise
@@ -107,11 +107,11 @@ def unchanged_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
 def _require_storage(model: nn.Module) -> None:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor.is_meta:
-            raise UserError(f"{name} lies on the meta device and has no values: load the weights, then attach")
+            raise UserError(f"{name} is on the meta device and has no values: load the weights, then attach")
 
 
 def _places(model: nn.Module) -> dict[int, list[str]]:
-    """id of a module -> all of its names."""
+    """Return all names of each module, by the module's id."""
     found: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         found.setdefault(id(module), []).append(name)

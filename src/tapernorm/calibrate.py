@@ -1,8 +1,8 @@
 """Running means behind the constants c of equation (4) of `taper` and the scale target s_tgt of equation (5).
 
-The forward pass only adds sums over its batch to preallocated buffers. The EMA step, once per
-optimizer step, divides by the count, so neither gradient accumulation nor a second pass under
-activation checkpointing changes the value that enters it.
+A forward pass adds sums over its batch, and the number of its tokens, to preallocated buffers. The EMA update divides
+the sums by the count, once per optimizer step. The mean is therefore the same under gradient accumulation and under
+activation checkpointing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,13 +16,17 @@ from .util.wide_buffers import WideBuffers
 
 
 class RunningMean(WideBuffers):
-    """Bias-corrected EMA of batch means of `size` quantities, kept in float32 or wider.
+    """Bias-corrected EMA of the batch means of `size` quantities, in float32 or wider.
 
-    ema <- (1 - m) ema + m mean(batch), from 0;   value = ema / (1 - (1 - m)^n) after n updates
+    An update is ema <- (1 - m) ema + m mean(batch), from 0. After n updates the value is ema / (1 - (1 - m)^n). The
+    rate is m.
+
+    Raises:
+        ValueError: m lies outside (0, 1].
     """
 
     sums: torch.Tensor  # (size,) over the current optimizer step
-    count: torch.Tensor  # () tokens in `sums`
+    count: torch.Tensor  # () number of tokens in `sums`
     ema: torch.Tensor  # (size,)
     updates: torch.Tensor  # () n
 
@@ -42,7 +46,7 @@ class RunningMean(WideBuffers):
 
     @torch.no_grad()
     def update(self) -> None:
-        """One EMA step over everything added since the last one; without additions, nothing happens."""
+        """Update the EMA by the mean of everything added since the last update. Without additions, do nothing."""
         if self.count == 0:
             return
         self.ema.mul_(1 - self.rate).add_(self.sums / self.count, alpha=self.rate)
@@ -50,17 +54,17 @@ class RunningMean(WideBuffers):
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was added since the last update."""
+        """Discard what was added since the last update."""
         self.sums.zero_()
         self.count.zero_()
 
     def value(self) -> torch.Tensor:
-        """The bias-corrected means (size,); NaN before the first update."""
+        """Return the bias-corrected means (size,). They are NaN before the first update."""
         return self.ema / (1 - (1 - self.rate) ** self.updates)
 
 
 def update_means(means: Iterable[RunningMean]) -> None:
-    """One EMA step of each over everything added since the last one on all ranks: over the whole batch of a step."""
+    """Update each EMA by the mean over the whole batch of an optimizer step: all micro-batches of all ranks."""
     means = list(means)
     sum_over_ranks(part for mean in means for part in (mean.sums, mean.count))
     for mean in means:
@@ -68,16 +72,16 @@ def update_means(means: Iterable[RunningMean]) -> None:
 
 
 def require_training(norms: Mapping[str, Any]) -> None:
-    """Raise UserError where norms in eval mode have added nothing to their `statistics` since the last update."""
+    """Raise UserError if a norm in eval mode has added nothing to its `statistics` since the last update."""
     idle = [name for name, norm in norms.items() if not norm.training and not bool(norm.statistics.count)]
     if idle:
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
         raise UserError(
-            f"nothing was observed at {idle[0]}{more}, which is in eval mode: from_pretrained hands models over like "
-            "that; call model.train() before the training loop"
+            f"nothing was observed at {idle[0]}{more}, which is in eval mode (from_pretrained returns models in eval "
+            "mode): call model.train() before the training loop"
         )
 
 
 def least_squares_c(means: torch.Tensor) -> torch.Tensor:
-    """Equation (4): c = E[||v gamma||^2 / s] / E[||v gamma||^2], from those two means."""
+    """Return c = E[||v gamma||^2 / s] / E[||v gamma||^2], equation (4), from those two means (2,)."""
     return means[0] / means[1]

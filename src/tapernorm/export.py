@@ -1,9 +1,7 @@
-"""Export a tapered model as a folder that loads anywhere and can prove that it is whole.
+"""Export a tapered model as a folder of safetensors, tokenizer files, model card and self-check.
 
-stock     a class of transformers as it stands, its norms disarmed (`stock`): loads without any of our code
-normfree  the folded model: its tapered norms are gone; loads with `tapernorm.load`
-
-Either holds safetensors, the tokenizer's files where there are any, a model card and a self-check.
+`stock` is an unchanged class of transformers whose norms divide by a constant. It loads without this package.
+`normfree` is the folded model, without its tapered norms. It loads with `tapernorm.load`.
 """
 
 import copy
@@ -34,7 +32,7 @@ FORMS: tuple[Form, ...] = ("stock", "normfree")
 _CHECKED = (torch.float32, torch.bfloat16)
 
 
-_WORSE = 8.0  # an export may lie this much further from float64 than the folded model does: both only round
+_WORSE = 8.0  # an export's distance to float64, in multiples of the folded model's, that rounding may explain
 
 
 def save(
@@ -46,23 +44,25 @@ def save(
     tokenizer: Path | None = None,
     story: modelcard.Story | None = None,
 ) -> None:
-    """Export `model` into `folder`, all of it or nothing.
+    """Export `model` into `folder`. An error leaves the folder as it was.
 
-    Of an earlier export there, its own files are replaced. What others put beside them stays, an edited model card too.
+    The files of an earlier export in `folder` are replaced. Other files there stay, and so does an edited model card.
 
     Args:
-        model: tapered, its gate at 0; `normfree` takes a folded one too, fused or not. It stays as it is.
-        dtype: of the weights; None: the model's own.
-        tokenizer: folder whose tokenizer files go along.
-        story: what the model card tells of the model's making.
+        model: a tapered model at g = 0. `normfree` also accepts a folded one, fused or not. The model is unchanged.
+        folder: a new or empty folder, or one that holds an export.
+        form: "normfree", the folded model, or "stock", an unchanged class of transformers.
+        dtype: dtype of the saved weights. None keeps the model's own.
+        tokenizer: folder from which tokenizer files are copied, or None.
+        story: origin, training and losses of the model, for its model card.
 
     Raises:
-        UserError: the model has no such form, float16 was asked of `stock`, what was written does not compute what the
-            folded model does, or the folder holds anything but an export.
+        UserError: the model has no such form, or `stock` was requested in float16. The exported model does not compute
+            what the folded model computes. The folder holds other files than an export.
     """
     target = Path(folder)
     if form not in FORMS:
-        raise UserError(f"unknown form {form!r}; there are {' and '.join(FORMS)}")
+        raise UserError(f"unknown form {form!r}; known forms: {', '.join(FORMS)}")
     dtype = dtype or next(model.parameters()).dtype
     if form == "stock":
         refuse_dtype(dtype)
@@ -84,27 +84,27 @@ def save(
 def _save_stock(stock: Any, folder: Path) -> None:
     try:
         stock.save_pretrained(folder)
-    except ValueError as error:  # a generation_config that contradicts itself
-        raise UserError(f"transformers does not save this model: {one_line(error)}") from None
+    except ValueError as error:  # for instance an inconsistent generation_config
+        raise UserError(f"transformers refuses to save this model: {one_line(error)}") from None
 
 
 def load(folder: str | Path) -> nn.Module:
-    """The model of an export or of a run folder, in float32 and eval mode; a tapered one at g = 0.
+    """Load the model of an export or of a run folder, in float32 and eval mode. A tapered model has g = 0.
 
-    An export's self-check is made: its files are those that were exported, and its fixed tokens give the stored logits.
+    An export must pass its self-check: the files have their recorded sha256, and fixed tokens give the stored logits.
 
     Raises:
-        UserError: a file is missing or damaged (of an export, by the name of its self-check), or of an unknown kind.
+        UserError: a file is missing, damaged or of an unknown format, or the self-check fails.
     """
     folder = Path(folder)
     return check(folder)[0] if (folder / FILE).is_file() else store.load(folder)
 
 
 def check(folder: Path) -> tuple[nn.Module, float]:
-    """The model of an export, and the largest difference of its logits from the stored ones.
+    """Load the model of an export, and return it with the largest difference between its logits and the stored ones.
 
     Raises:
-        UserError: its self-check fails, or it is no export.
+        UserError: the self-check fails, or the folder holds no export.
     """
     known = SelfCheck.read(folder)
     known.require_files(folder)
@@ -118,10 +118,10 @@ def _load(folder: Path) -> nn.Module:
 
 @torch.no_grad()
 def _require_same(folder: Path, folded: nn.Module, stored: torch.dtype) -> None:
-    """Raise FormFailed where what stands in `folder` is not the folded model, run in float32 or in bf16.
+    """Raise FormFailed if the model in `folder` does not compute what `folded` computes, in float32 or in bfloat16.
 
-    It is judged by its distance to the folded model in float64, beside that of the folded model when its weights, too,
-    are rounded to `stored`.
+    The reference is `folded` in float64. The model's distance to it is compared with that of `folded` in the same
+    dtype, its weights rounded to `stored`.
     """
     tokens = typical_tokens(folded)
     exact = _logits(copy.deepcopy(folded).double(), tokens)
@@ -132,8 +132,8 @@ def _require_same(folder: Path, folded: nn.Module, stored: torch.dtype) -> None:
         floor = max(torch.finfo(dtype).eps, torch.finfo(stored).eps) * exact.abs().max().item()
         if not theirs <= _WORSE * (ours + floor):
             raise FormFailed(
-                f"the stock form is not the folded model in {dtype}: its logits lie {theirs:.3g} from float64 and the "
-                f"folded model's {ours:.3g}; export it as `normfree`"
+                f"the stock form does not compute what the folded model computes in {dtype}: its logits differ by "
+                f"{theirs:.3g} from float64, and those of the folded model by {ours:.3g}; use form `normfree`"
             )
 
 
@@ -150,7 +150,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove the export in `folder`, if there is one: its own files, and the folder where nothing else is in it."""
+    """Remove the files of the export in `folder`, if there is one, and the folder if it is empty then."""
     for name in _written(folder):
         (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
@@ -158,24 +158,24 @@ def remove(folder: Path) -> None:
 
 
 def require_exportable(folder: Path) -> None:
-    """Raise UserError where `folder` holds files and no export, or an export whose list of files is damaged."""
+    """Raise UserError if `folder` holds files but no export, or an export whose list of files is damaged."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not (folder / FILE).is_file():
-        raise UserError(f"{folder} holds files and no export: name a new folder, or empty this one")
+        raise UserError(f"{folder} holds files that are not an export: give a new folder, or empty this one")
     SelfCheck.read(folder)
 
 
 def _written(folder: Path) -> set[str]:
-    """Names of the files of the export in `folder`; none where there is no export."""
+    """Return the names of the files of the export in `folder`. Without an export there are none."""
     return SelfCheck.read(folder).written(folder) if (folder / FILE).is_file() else set()
 
 
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of `folder`; on success it becomes `folder`, on any error it is removed.
+    """Yield a temporary sibling of `folder`. On success it replaces `folder`, and on an error it is removed.
 
-    What others put beside an earlier export stays: their files go along.
+    Files in `folder` that do not belong to an earlier export are kept.
     """
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
     shutil.rmtree(new, ignore_errors=True)
@@ -201,14 +201,14 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _take_along(folder: Path, new: Path) -> None:
-    """Put what is not of the earlier export in `folder` into `new` as well."""
+    """Copy what does not belong to the earlier export in `folder` into `new`."""
     written = _written(folder)
     for path in (path for path in folder.iterdir() if path.name not in written):
         if path.name == CARD:
             os.replace(new / CARD, new / NEW_CARD)
-            print(f"{path} was edited and stays; the new model card is {NEW_CARD}", file=sys.stderr)
+            print(f"{path} was edited and is kept; the new model card is {NEW_CARD}", file=sys.stderr)
         if (new / path.name).exists():
-            raise UserError(f"{path} was not written by an export, and this one has a file of that name: move it away")
+            raise UserError(f"{path} was not written by an export, and this export needs that name: move the file away")
         if path.is_dir() and not path.is_symlink():
             shutil.copytree(path, new / path.name, symlinks=True, copy_function=os.link)
         else:

@@ -1,4 +1,4 @@
-"""Which linear maps a norm really feeds, seen in one forward pass rather than believed."""
+"""The check that precedes folding: one forward pass shows which linear maps each norm feeds."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,41 +13,44 @@ from .architectures import logits_of
 from .linear_maps import is_like_linear, is_linear, is_split
 from .util.errors import UserError
 
-_QUESTIONS = {  # about a tensor, which its values do not answer: no use of a norm's output
+_QUESTIONS = {  # reads of a tensor's metadata, which do not use its values
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point),
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda")),
     Tensor.__len__,
 }
-_VIEWS = {Tensor.view, Tensor.reshape, Tensor.__getitem__}  # of whole rows: the norm's output still
-_PRODUCTS = {  # what computes x W + b -> its operands, and which of them is x
+_VIEWS = {Tensor.view, Tensor.reshape, Tensor.__getitem__}  # a view of whole rows is still the norm's output
+_PRODUCTS = {  # a function that computes x W + b -> the names of its operands, and the name of x
     F.linear: (("input", "weight", "bias"), "input"),
     torch.addmm: (("input", "mat1", "mat2"), "mat1"),
 }
-_REMEDY = "fold(model, fused=False) keeps an explicit scale instead"
+_REMEDY = "call fold(model, fused=False), which keeps the norm as an explicit scale"
 
 
 class _Uses(TorchFunctionMode):
-    """Records what consumes the outputs of some norms, and which inputs each linear map gets."""
+    """A recorder of what consumes the outputs of some norms, and of which inputs each linear map reads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sources: dict[int, str] = {}  # id of an output, or of a view of its rows -> the norm that made it
-        self.kept: list[Any] = []  # keeps those ids from being used again
-        self.inputs: dict[str, tuple[Tensor, int]] = {}  # norm -> what it read, and how often that had been changed
+        self.sources: dict[int, str] = {}  # id of a norm's output, or of a view of its rows -> the norm
+        self.kept: list[Any] = []  # the outputs, kept alive so that no other tensor gets the same id
+        self.inputs: dict[str, tuple[Tensor, int]] = {}  # norm -> its input, and the version of that tensor
         self.running: tuple[str, nn.Module] | None = None  # the linear map whose forward runs
-        self.fed: dict[str, set[str | None]] = {}  # linear map -> the norms behind its inputs; None: anything else
+        self.fed: dict[str, set[str | None]] = {}  # linear map -> the norms that feed it; None: any other source
         self.faults: list[tuple[str, str]] = []  # (norm, why it cannot be folded)
 
     def made_by(self, norm: str, h: Tensor, output: Any) -> None:
+        """Record that `norm` read `h` and returned `output`."""
         self._name(output, norm)
         self.inputs[norm] = h, h._version
 
     def enter(self, linear: str, layer: nn.Module, inputs: list[Any]) -> None:
+        """Record that the forward of `layer`, named `linear`, starts."""
         self.running = linear, layer
-        if is_split(layer):  # its forward takes the input apart, and is known to be x W + b all the same
+        if is_split(layer):  # its forward splits the input, and still computes x W + b
             self._feed(linear, self.sources.get(id(inputs[0])))
 
     def leave(self) -> None:
+        """Record that the forward of the running layer has ended."""
         self.running = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,7 +77,7 @@ class _Uses(TorchFunctionMode):
         self.fed.setdefault(linear, set()).add(norm)
         if norm is not None:
             h, version = self.inputs[norm]
-            if h._version != version:  # folded, the linear map reads h itself
+            if h._version != version:  # after folding, the linear map reads h itself
                 self.faults.append((norm, f"its input is changed in place before {linear} reads its output"))
 
     def _note(self, func: Any, operands: Any) -> None:
@@ -85,7 +88,7 @@ class _Uses(TorchFunctionMode):
 
 
 def _input_of(layer: nn.Module, func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """x where this call is x W + b with the layer's own parameters, all of them; else None."""
+    """Return x if this call computes x W + b with all of the layer's own parameters, else None."""
     names, x = _PRODUCTS[func]
     operands = dict(zip(names, args, strict=False)) | kwargs
     found = operands.pop(x)
@@ -94,7 +97,7 @@ def _input_of(layer: nn.Module, func: Any, args: Any, kwargs: Any) -> Tensor | N
 
 
 def _is_of_whole_rows(view: Tensor, x: Tensor) -> bool:
-    """Whether `view` shows rows of x as they lie in memory, none of them cut."""
+    """Return whether `view` consists of whole rows of x, in x's own memory."""
     return (
         view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
         and (view.ndim, x.ndim) > (0, 0)
@@ -103,13 +106,15 @@ def _is_of_whole_rows(view: Tensor, x: Tensor) -> bool:
 
 
 def require_foldable(model: nn.Module, consumers: Mapping[str, list[str]], tokens: Tensor) -> None:
-    """Run `model` on `tokens` and refuse unless each norm feeds exactly its consumers, and they nothing else.
+    """Run `model` on `tokens` and require that each norm feeds exactly its consumers, and each consumer reads one norm.
 
     Args:
-        consumers: norm -> the linear maps it is said to feed, by module name.
+        model: the model, with its norms in place.
+        consumers: norm -> the linear maps that its architecture lists for it, by full module names.
+        tokens: ids (B, T) of the forward pass.
 
     Raises:
-        UserError: a consumer is no known linear map or gets other inputs too, or a norm feeds anything else.
+        UserError: a consumer is not a known linear map, or it has other inputs. A norm feeds anything else.
     """
     for norm, names in consumers.items():
         for name in names:
@@ -126,13 +131,13 @@ def require_foldable(model: nn.Module, consumers: Mapping[str, list[str]], token
         if fed != set(names):
             raise UserError(
                 f"cannot fold {norm}: it feeds {sorted(fed)}, and {sorted(names)} were expected; "
-                "mend the architecture's row in tapernorm.architectures"
+                "correct the row of this class in tapernorm.architectures"
             )
         for layer in names:
             if others := uses.fed[layer] - {norm}:
                 also = ", ".join(sorted(str(o or "something that is not a tapered norm") for o in others))
                 raise UserError(
-                    f"cannot fold {norm} into {layer}: that layer is shared, it is also fed by {also}; {_REMEDY}"
+                    f"cannot fold {norm} into {layer}: that layer is shared, because {also} feeds it too; {_REMEDY}"
                 )
 
 
@@ -145,7 +150,7 @@ def _observe(model: nn.Module, norms: list[str], tokens: Tensor) -> _Uses:
         return norm.register_forward_hook(lambda _, inputs, output: uses.made_by(name, inputs[0], output))
 
     def watch_linear(name: str, layer: nn.Module) -> Iterator[Any]:
-        """Around the layer's own forward, within any other hook: what that does with an input is no part of x W + b."""
+        """Yield hooks that enclose the layer's own forward and run inside all other hooks."""
         yield layer.register_forward_pre_hook(
             lambda _, args, kwargs: uses.enter(name, layer, [*args, *kwargs.values()]), with_kwargs=True
         )

@@ -1,6 +1,6 @@
-"""Folding: at g = 0 a tapered norm is a linear map, and disappears into the next one: equations (6), (7) of `taper`.
+"""Folding: at g = 0 a tapered norm is a linear map, which equations (6), (7) of `taper` merge into the next one.
 
-Row vectors: x -> x W + b, W (in, out) whatever way round a layer stores it.
+Vectors are rows: x -> x W + b, with W (in, out) however a layer stores it.
 """
 
 import copy
@@ -22,24 +22,47 @@ from .util.errors import UserError
 from .util.rng import generator
 
 M = TypeVar("M", bound=nn.Module)
-MEAN_TO_SIGMA = 100.0  # a hundred units of float32 rounding: 1e-5, what a fold in float32 is good for
+MEAN_TO_SIGMA = 100.0  # costs a hundred float32 roundings, about 1e-5: the accuracy of a fold in float32
 
 
 @dataclass(frozen=True)
 class FoldedNorm:
-    """One norm that is gone."""
+    """One norm that `fold` removed.
+
+    Attributes:
+        name: full name of the norm.
+        consumers: the linear maps that it was folded into. An unfused norm is a `FixedScale` before them.
+        c: the constant c, or the mean of one c per feature. None for a FakeLN, which has a sigma_bar instead.
+        coefficient_min: smallest entry of c * gamma_t, or of gamma / sigma_bar.
+        coefficient_max: largest entry of the same.
+        mean_to_sigma: largest |mean| / sigma of the norm's input in the probe pass. None for a norm that does not
+            centre.
+    """
 
     name: str
-    consumers: tuple[str, ...]  # the linear maps that took it over; an unfused one is a FixedScale before them
-    c: float | None  # its mean where features have one each; None: FakeLN has a sigma_bar instead
-    coefficient_min: float  # of c * gamma_t, or of gamma / sigma_bar
+    consumers: tuple[str, ...]
+    c: float | None
+    coefficient_min: float
     coefficient_max: float
-    mean_to_sigma: float | None  # largest |mean| / sigma of its input in the probe pass; None: it does not centre
+    mean_to_sigma: float | None
 
 
 @dataclass(frozen=True)
 class FoldReport:
-    """What `fold` did, and how far the logits moved."""
+    """What `fold` changed, and by how much the logits differ.
+
+    Attributes:
+        fused: whether the norms were folded into the linear maps.
+        norms: the removed norms, in the order in which they ran.
+        head_untied: whether a tied output head got a weight of its own.
+        parameters_before: number of parameters of the tapered model.
+        parameters_after: number of parameters of the folded model.
+        bytes_before: size of the tapered model's parameters.
+        bytes_after: size of the folded model's parameters.
+        largest_logit_difference: largest |difference| between the logits of the folded and of the tapered model at
+            g = 0. Both are computed on random tokens, in the model's dtype.
+        largest_logit: largest |logit| of the tapered model on these tokens, the scale of the difference.
+    """
 
     fused: bool
     norms: tuple[FoldedNorm, ...]
@@ -48,55 +71,58 @@ class FoldReport:
     parameters_after: int
     bytes_before: int
     bytes_after: int
-    largest_logit_difference: float  # against the unfolded model at g = 0, on a probe batch, in the model's dtype
-    largest_logit: float  # of the unfolded model there: what the difference is to be held against
+    largest_logit_difference: float
+    largest_logit: float
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Where a fold in float32 costs digits.
+        """One sentence for each norm whose fold loses digits in float32.
 
-        A folded centring subtracts nothing: the mean of h cancels in the sum h W', to within |mean| / sigma units of
-        rounding.
+        A folded norm does not subtract the mean of h. The mean cancels in the sum h W', up to a rounding error of
+        |mean| / sigma units.
         """
         if not self.fused:
             return ()
         return tuple(
-            f"{norm.name} reads tokens whose mean is up to {norm.mean_to_sigma:.2g} times their deviation: centring "
-            "loses digits by that factor in any form, and a few times more when folded (in float32 about "
-            f"{norm.mean_to_sigma * torch.finfo(torch.float32).eps:.0e} of the output); compare losses, or fold with "
+            f"{norm.name} reads tokens whose mean is up to {norm.mean_to_sigma:.2g} times their standard deviation. "
+            "Centring loses digits by that factor, and a few times more when folded: in float32, about "
+            f"{norm.mean_to_sigma * torch.finfo(torch.float32).eps:.0e} of the output. Compare losses, or fold with "
             "fused=False"
             for norm in self.norms
             if norm.mean_to_sigma is not None and norm.mean_to_sigma > MEAN_TO_SIGMA
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the report and its warnings as JSON values."""
         return {**asdict(self), "warnings": self.warnings}
 
 
 @torch.no_grad()
 def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
-    """A copy of `model` without its tapered norms, computing the same function; `model` stays as it is.
+    """Fold the tapered norms of `model` into its linear maps, and return the folded copy and a report.
 
         W' = c diag(gamma_t) W                              (6), RMSNorm
         W' = c (I - 11^T/d) diag(gamma_t) W                 (6), LayerNorm
         b' = b + beta W                                     (7), LayerNorm
 
-    In float64, and cast once. A tied head is untied before the final norm goes into it: the embedding stays as it is.
-    FakeLN's norms fold alike, with 1 / sigma_bar for c and gamma for gamma_t.
+    The copy computes the same function, and `model` is unchanged. The products are computed in float64 and cast once.
+    A tied head is untied before the final norm is folded into it, so that the embedding does not change. Norms of
+    FakeLN fold in the same way, with 1 / sigma_bar for c and gamma for gamma_t.
 
     Args:
-        fused: into the linear maps, which leaves no module of the norm; False: the map stays, as a `FixedScale`.
+        model: a calibrated model at g = 0.
+        fused: whether to fold into the linear maps, so that no module of the norm remains. False replaces each norm by
+            an explicit `FixedScale`.
 
     Raises:
-        UserError: nothing tapered, folded already, gate not 0, not calibrated, or a norm that cannot be folded
-            because of what it feeds; the message says which and what to do. A wrapper, such as a PeftModel, is no
-            model to fold.
+        UserError: no norm is tapered, the model is folded already, the gate is not 0, or a norm is not calibrated. A
+            norm feeds something else than linear maps of its own. A wrapper, such as a PeftModel, hides the model.
     """
     arch = architecture_of(model)
     norms = _foldable_norms(model, arch)
     require_apart(model, norms)
     require_own_weights(model, [consumer for name in norms for consumer in arch.consumers(name)] if fused else [])
-    folded = copy.deepcopy(model).eval()  # all passes are its own: one of `model` would move the taper's probe
+    folded = copy.deepcopy(model).eval()  # runs every pass below: a pass of `model` would change its taper's probe
     forget_taper(folded)
     for name in norms:
         _refuse_hooks(name, folded.get_submodule(name))
@@ -132,7 +158,7 @@ def fold(model: M, *, fused: bool = True) -> tuple[M, FoldReport]:
 
 
 def is_folded(model: nn.Module) -> bool:
-    """Whether `model` is what `fold` leaves, fused or not."""
+    """Return whether `model` is the result of `fold`, fused or not."""
     sites = (model.get_submodule(name) for name in architecture_of(model).norms(model))
     return any(isinstance(norm, nn.Identity | FixedScale) for norm in sites)
 
@@ -143,7 +169,7 @@ def _foldable_norms(model: nn.Module, arch: Architecture) -> dict[str, nn.Module
     if not norms:
         if is_folded(model):
             raise UserError("this model is folded already: fold the tapered model that it came from")
-        raise UserError("no norm of this model is tapered: attach(model), train it through a taper, then fold it")
+        raise UserError("no norm of this model is tapered: call attach(model), train through the taper, then fold")
     for name, norm in norms.items():
         if isinstance(norm, TaperNorm):
             _require_linear(name, norm)
@@ -155,14 +181,15 @@ def _require_linear(name: str, norm: TaperNorm) -> None:
         raise UserError(f"{name} is not calibrated: train at g = 1 inside Taper.observe(), then calibrate()")
     if norm.gate.form is not Form.LINEAR:
         raise UserError(
-            f"the gate is {norm.gate.value.item():g} and folding needs 0: Taper.set_gate(0), or train to the end"
+            f"the gate is {norm.gate.value.item():g} and folding needs 0: call Taper.set_gate(0), or train to the end "
+            "of the schedule"
         )
 
 
 def _refuse_hooks(name: str, norm: nn.Module) -> None:
-    """A hook may change what the norm reads or returns, and would be lost with it."""
+    """Raise UserError if `norm` carries a forward hook, which may change what the norm computes."""
     if norm._forward_hooks or norm._forward_pre_hooks:
-        raise UserError(f"cannot fold {name}: it carries a forward hook, which would go with it; remove the hook first")
+        raise UserError(f"cannot fold {name}: folding would drop its forward hook; remove the hook first")
 
 
 def _form(norm: nn.Module, consumer: nn.Module) -> LinearForm:
@@ -171,23 +198,26 @@ def _form(norm: nn.Module, consumer: nn.Module) -> LinearForm:
 
 
 def _fold_into(layer: nn.Module, form: LinearForm) -> None:
-    """Equations (6) and (7): layer(norm(h)) becomes layer(h). What shared the old weight keeps it."""
+    """Change `layer` so that layer(h) is the former layer(norm(h)): equations (6) and (7).
+
+    Modules that share the old weight keep it.
+    """
     weight = weight64(layer)  # (in, out)
     scaled = form.coefficient[:, None] * weight  # c diag(gamma_t) W
     if form.output_scale is not None:
         scaled = scaled * form.output_scale
     if form.centre:
-        scaled = scaled - scaled.mean(dim=0, keepdim=True)  # (I - 11^T/d): every output's mean over the inputs
+        scaled = scaled - scaled.mean(dim=0, keepdim=True)  # (I - 11^T/d): subtracts each column's mean over the inputs
     replace(layer, scaled, None if form.bias is None else form.bias @ weight)
 
 
 def _fixed_scale(name: str, norm: nn.Module, layers: list[nn.Module]) -> FixedScale:
-    """The norm as one elementwise map."""
+    """Return the norm's g = 0 map as one elementwise module."""
     form = _form(norm, layers[0])
     if form.output_scale is not None:
         raise UserError(
-            f"cannot keep {name} as one explicit scale: the outputs of the map behind it have scales of their own "
-            "(q,k and v a sigma_bar each); fold(model) takes them into its weights"
+            f"cannot fold {name} with fused=False: the outputs of the linear map that it feeds have different scales "
+            "(one sigma_bar for q and k, one for v); call fold(model), which folds them into its weight"
         )
     scale = FixedScale(len(form.coefficient), centre=form.centre, bias=form.bias is not None)
     scale = scale.to(norm.get_parameter("weight"))
@@ -198,16 +228,16 @@ def _fixed_scale(name: str, norm: nn.Module, layers: list[nn.Module]) -> FixedSc
 
 
 def _probe_tokens(model: nn.Module) -> Tensor:
-    """A few random token ids (2, T) that any such model accepts."""
+    """Return random token ids (2, T) within the model's vocabulary and context."""
     device = next(model.parameters()).device
     length = min(context_of(model), 32)
     return torch.randint(vocabulary_of(model), (2, length), generator=generator(0, "fold/probe")).to(device)
 
 
 def _probe(model: nn.Module, names: Iterable[str], tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """Logits of `tokens`, and the largest |mean| / sigma that each norm which centres reads on the way.
+    """Return the logits of `tokens`, and the largest |mean| / sigma in the input of each norm that centres.
 
-    Leaves hooks on these norms, which are about to go.
+    The hooks stay on these norms, which folding removes.
     """
     ratios: dict[str, float] = {}
 
@@ -225,7 +255,7 @@ def _probe(model: nn.Module, names: Iterable[str], tokens: Tensor) -> tuple[Tens
 
 
 def _size(model: nn.Module) -> tuple[int, int]:
-    """Its parameters, in number and in bytes."""
+    """Return the number and the bytes of the model's parameters."""
     return sum(p.numel() for p in model.parameters()), sum(p.nbytes for p in model.parameters())
 
 

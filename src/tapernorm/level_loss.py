@@ -1,13 +1,15 @@
-"""Beyond the paper: a loss that levels token scales at every tapered norm, so that one constant can stand for them.
+"""The level loss, which is not in the paper: it levels the token scales at every tapered norm.
 
-Trained models hold massive activations: tokens whose scale is many times that of the others, which a norm divides away
-and c cannot. This loss takes them down while the norms still work, before the gate falls:
+Trained models have massive activations: tokens whose scale is many times that of the others. A norm divides this scale
+away, and a constant c cannot. The level loss reduces it while the norms still normalise, before the gate falls:
 
-    level weight * sum over tapered norms of E_{b,t} (log s - log level)^2
+    level_weight * sum over tapered norms of E_{b,t} (log s - log level)^2
 
-The level is the geometric mean of s over the forward pass, without a gradient, until c is calibrated, and 1 / c from
-then on. c itself is 1 / level, from running means of log s: by least squares, one token of 175 times the scale in a row
-of 256 would decide c; it moves the mean of log s by 2 %. N norms, B rows, T tokens.
+Before the calibration, the level is the geometric mean of s over the forward pass, without a gradient. Afterwards it is
+1 / c. The calibration sets c = 1 / level from running means of log s, which single tokens hardly move. One token of 175
+times the typical scale among 256 raises the geometric mean by 2 %, but it decides a least-squares fit.
+
+Shapes: N norms, B batch, T time.
 """
 
 from collections.abc import Sequence
@@ -23,9 +25,9 @@ from .util.errors import UserError
 
 
 class Levels(nn.Module):
-    """The running means of log s at each of `norms`, (N,), and the loss; it lives in the model, and moves with it."""
+    """The level loss and the running means of log s (N,) at `norms`. It is a submodule of the model."""
 
-    norms: tuple[TaperNorm, ...]  # a tuple, because they are submodules of the model already
+    norms: tuple[TaperNorm, ...]  # a tuple, so that the norms do not become submodules twice
 
     def __init__(self, norms: Sequence[TaperNorm], rate: float) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class Levels(nn.Module):
         self.running = RunningMean(len(norms), rate, dtype=weight.dtype, device=weight.device)
 
     def loss(self, *, calibrated: bool) -> Tensor:
-        """sum over norms of E (log s - log level)^2 of the last forward pass, a scalar."""
+        """Return the sum over norms of E (log s - log level)^2 in the last forward pass, a scalar."""
         parts = self._logs()
         if calibrated:
             levels = [-norm.c.mean().log() for norm in self.norms]
@@ -51,21 +53,25 @@ class Levels(nn.Module):
         self.running.add(torch.stack([sum_over(*part) for part in parts]), number_of(*parts[0]))
 
     def _logs(self) -> list[tuple[Tensor, Tensor | None]]:
-        """log s (B, T, 1) of the last forward pass at each norm, and which tokens count."""
+        """Return log s (B, T, 1) of the last forward pass at each norm, and which tokens count."""
         logs = [ScaleProbe.on(norm).scale(norm).log() for norm in self.norms]
         return [(log, norm.counted(log)) for norm, log in zip(self.norms, logs, strict=True)]
 
     def constants(self) -> Tensor:
-        """c = 1 / level of each norm, (N,)."""
+        """Return c = 1 / level of each norm, (N,).
+
+        Raises:
+            UserError: there are no statistics, or they are not finite.
+        """
         c = (-self.running.value()).exp()
         if not bool(c.isfinite().all()):
             raise UserError(
-                "cannot calibrate from the levels of the scales: train at g = 1 inside Taper.observe() before the "
-                "taper starts, or attach without level_weight"
+                "cannot calibrate from the levels of the scales, which are missing or not finite: train at g = 1 "
+                "inside Taper.observe() before the taper starts, or attach with level_weight=0"
             )
         return c
 
 
 def level_loss(logs: Tensor, level: Tensor, counted: Tensor | None = None) -> Tensor:
-    """E_{b,t} (log s - log level)^2 of logs of scales (B, T, 1) and of their level (), over the tokens that count."""
+    """Return E_{b,t} (log s - log level)^2 over the counted tokens, for log s (B, T, 1) and log level ()."""
     return mean_over((logs - level).square(), counted)

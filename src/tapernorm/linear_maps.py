@@ -1,7 +1,7 @@
-"""One view of the linear maps x -> x W + b, whichever way round a layer stores W.
+"""Linear maps x -> x W + b with W (in, out), whichever way a layer stores W.
 
-nn.Linear holds W transposed, (out, in); the Conv1D of transformers holds it as it is, (in, out). Square matrices hide
-the difference, so nothing else in the house touches such a weight: here W is always (in, out).
+nn.Linear stores W transposed, (out, in). The Conv1D of transformers stores it as (in, out). A square matrix hides the
+difference, so all access to such weights goes through this module.
 """
 
 import sys
@@ -12,31 +12,31 @@ from torch import Tensor, nn
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Whether this is one of the known maps; a subclass may compute anything, so the class must be exact."""
+    """Return whether `layer` is a known linear map. Its class must be exact: a subclass may compute anything."""
     return type(layer) in (nn.Linear, _conv1d()) or is_split(layer)
 
 
 def is_like_linear(layer: nn.Module) -> bool:
-    """Whether this is a known map or an object of a class derived from one."""
+    """Return whether `layer` is an instance of a known linear map's class, or of a subclass."""
     conv1d = _conv1d()
     return isinstance(layer, nn.Linear) or (conv1d is not None and isinstance(layer, conv1d))
 
 
 def is_split(layer: nn.Module) -> bool:
-    """Whether this is a map whose parts read inputs of their own; its class says in `plain` what it is without."""
+    """Return whether the parts of `layer` read inputs of their own. Its class names its ordinary class as `plain`."""
     return "plain" in vars(type(layer))
 
 
 def weight64(layer: nn.Module) -> Tensor:
-    """W (in, out) in float64."""
+    """Return W (in, out) in float64."""
     weight = layer.get_parameter("weight").detach().double()
     return weight.T if isinstance(layer, nn.Linear) else weight
 
 
 def replace(layer: nn.Module, weight: Tensor, shift: Tensor | None) -> None:
-    """Give the layer new parameters: `weight` (in, out), and its bias plus `shift` (out,); both float64, cast once.
+    """Replace the layer's weight by `weight` (in, out), and add `shift` (out,) to its bias.
 
-    Whatever else shares the old parameters keeps them.
+    Both are float64 and are cast once. Modules that share the old parameters keep them.
     """
     stored = (weight.T if isinstance(layer, nn.Linear) else weight).contiguous()
     owner: Any = layer
@@ -46,20 +46,20 @@ def replace(layer: nn.Module, weight: Tensor, shift: Tensor | None) -> None:
 
 
 def give_bias(layer: nn.Module) -> None:
-    """A bias of zeros, where the layer has none."""
+    """Add a bias of zeros to a layer without a bias."""
     owner: Any = layer
     if layer.bias is None:
         owner.bias = _like(layer, torch.zeros(weight64(layer).shape[1], device=owner.weight.device))
 
 
 def make_plain(layer: nn.Module) -> None:
-    """Undo such a split, in place: hooks and parameters stay."""
+    """Change a split layer back to its ordinary class, in place. Hooks and parameters stay."""
     if is_split(layer):
         layer.__class__ = vars(type(layer))["plain"]
 
 
 def _conv1d() -> Any:
-    """The class of transformers, or None: before its module is imported, no object of the class exists."""
+    """Return transformers' Conv1D, or None if its module is not imported, so that no such object exists."""
     return getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
 
 

@@ -2,8 +2,8 @@
 
 Shapes: h (..., D), gamma, gamma_t, beta (D,), gate value and c scalars.
 
-`taper` changes the class of a plain norm in place, so that its parameters, their names in the state dict, its hooks and
-its own forward stay what they were; `untaper` changes it back.
+`taper` changes the class of a plain norm in place. Its parameters, their names in the state dict, its hooks and its own
+forward stay. `untaper` changes the class back.
 """
 
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from .util.wide_buffers import WideBuffers
 
 @dataclass(frozen=True)
 class Kind:
-    """What the class of a norm says of it; the values of a norm are never asked."""
+    """The properties of a norm that its class determines. They are never guessed from its values."""
 
     centres: bool  # a LayerNorm subtracts the mean, an RMSNorm does not
     eps: str = "eps"  # the attribute that holds eps
-    gain_offset: int = 0  # the gain is this + weight
+    gain_offset: int = 0  # the gain gamma is gain_offset + weight
 
 
 _LLAMA = Kind(centres=False, eps="variance_epsilon")
-KINDS = {  # by the full name of the class: nothing of transformers is imported for it
+KINDS = {  # keyed by the full name of the class, so that transformers need not be imported
     "torch.nn.modules.normalization.RMSNorm": Kind(centres=False),
     "torch.nn.modules.normalization.LayerNorm": Kind(centres=True),
     "transformers.models.llama.modeling_llama.LlamaRMSNorm": _LLAMA,
@@ -43,7 +43,7 @@ KINDS = {  # by the full name of the class: nothing of transformers is imported 
 
 
 def _kind(cls: type) -> Kind | None:
-    """The kind of the nearest class above `cls`, itself included, that is in the table."""
+    """Return the kind of the first class in the method resolution order of `cls` that is in the table."""
     for base in cls.__mro__:
         name = f"{base.__module__}.{base.__qualname__}"
         if name in KINDS:
@@ -56,20 +56,20 @@ def _known_norms() -> str:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether this is a norm of a known kind, plain or tapered."""
+    """Return whether `module` is a norm of a known kind, plain or tapered."""
     return _kind(type(module)) is not None
 
 
 def kind_of(norm: nn.Module) -> Kind:
-    """The kind of a norm, plain or tapered."""
+    """Return the kind of a norm, plain or tapered."""
     kind = _kind(type(norm))
     if kind is None:
-        raise UserError(f"a {type(norm).__name__} is no norm of a known kind; known norms: {_known_norms()}")
+        raise UserError(f"{type(norm).__name__} is not a known norm; known norms: {_known_norms()}")
     return kind
 
 
 def gain_of(norm: nn.Module) -> Tensor:
-    """gamma, (D,), in float32 or wider: the weight, or 1 + weight where the class says so."""
+    """Return gamma (D,) in float32 or wider: the weight, or 1 + weight for classes such as Gemma's."""
     weight, offset = norm.get_parameter("weight"), kind_of(norm).gain_offset
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     return offset + wide if offset else wide
@@ -77,19 +77,20 @@ def gain_of(norm: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class LinearForm:
-    """A norm that has become the map (h or h - mean(h)) * coefficient + bias, for the map x -> x W + b behind it.
+    """A norm as a linear map v * coefficient + bias, to be folded into the map x -> x W + b that it feeds.
 
-    W' = diag(coefficient) W diag(output_scale), less its mean over the inputs where `centre`; b' = b + bias W.
+    v is h - mean(h) if `centre`, else h. Folding gives W' = diag(coefficient) W diag(output_scale) and
+    b' = b + bias W. If `centre`, each column of W' loses its mean.
     """
 
     coefficient: Tensor  # (D,) float64
     centre: bool
     bias: Tensor | None  # (D,) float64: beta
-    output_scale: Tensor | None = None  # (out,) float64, of each output of W; None: 1
+    output_scale: Tensor | None = None  # (out,) float64, one factor for each output of W; None: all 1
 
 
 class Form(Enum):
-    """What a tapered norm computes; each is one graph under torch.compile."""
+    """What a tapered norm computes. Each form is one graph under torch.compile."""
 
     OBSERVE = "observe"  # the standard norm, while statistics may be collected
     MIX = "mix"  # 0 < g < 1
@@ -97,9 +98,9 @@ class Form(Enum):
 
 
 class Gate(WideBuffers):
-    """The one gate g that all tapered norms of a model share.
+    """The gate g that all tapered norms of a model share.
 
-    A module, because a buffer registered in several norms would part at `.to()`; a shared module does not.
+    It is a module: a buffer that several norms register would become several buffers in `.to()`.
     """
 
     value: Tensor  # ()
@@ -108,14 +109,14 @@ class Gate(WideBuffers):
         super().__init__()
         self.register_buffer("value", torch.ones((), device=device), persistent=False)
         self.form = Form.OBSERVE
-        self.observing = False  # statistics are collected: training passes inside Taper.observe() alone
-        self.tokens: TokenMask | None = None  # which tokens of a pass count; None: all of them
+        self.observing = False  # whether training passes collect statistics: only inside Taper.observe()
+        self.tokens: TokenMask | None = None  # which tokens of a pass count; None: all
 
     def set(self, value: float, form: Form | None = None) -> None:
-        """Write g; its form follows from the value unless given.
+        """Set g to `value`. Without `form`, the form follows from the value.
 
         Raises:
-            UserError: g outside [0, 1].
+            UserError: g lies outside [0, 1].
         """
         if not 0 <= value <= 1:
             raise UserError(f"the gate must lie in [0, 1], got {value}: 1 is the standard norm, 0 the linear map")
@@ -124,46 +125,47 @@ class Gate(WideBuffers):
 
 
 def centred(norm: nn.Module, h: Tensor) -> Tensor:
-    """h - mean(h) for a LayerNorm, h itself for an RMSNorm."""
+    """Return v (..., D): h - mean(h) for a LayerNorm, h itself for an RMSNorm."""
     return h - h.mean(-1, keepdim=True) if kind_of(norm).centres else h
 
 
 def norm_scale(norm: nn.Module, h: Tensor) -> Tensor:
-    """The per-token scale that `norm` divides by, (..., 1): r(h) or sigma(h), eps included."""
+    """Return the per-token scale s (..., 1) that `norm` divides by: r(h) or sigma(h), including eps."""
     stated: Any = getattr(norm, kind_of(norm).eps)
     eps = stated if stated is not None else torch.finfo(h.dtype).eps
     return (centred(norm, h).square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 class TaperNorm(WideBuffers):
-    """Equation (2) for any norm: g Norm(h) + (1 - g) (c v gamma_t (+ beta)), v = h or h - mean(h).
+    """Equation (2) for any norm: g Norm(h) + (1 - g) (c v gamma_t (+ beta)), where v is h or h - mean(h).
 
-    Mixed in before the norm's own class, whose forward runs at g = 1.
+    This mixin stands before the norm's own class, whose forward runs at g = 1.
     """
 
-    weight: nn.Parameter  # gamma, or gamma - 1 where the class says so
-    gamma_t: nn.Parameter  # gain of the linear branch, copied from gamma at the taper start
-    c: Tensor  # () scale of the linear branch; NaN until calibrated
+    weight: nn.Parameter  # gamma, or gamma - 1 in classes with gain_offset 1
+    gamma_t: nn.Parameter  # gain of the linear branch, copied from gamma by the calibration
+    c: Tensor  # () scale of the linear branch; NaN before the calibration
     gate: Gate
-    statistics: RunningMean  # means of ||v||^2 / s and ||v||^2, v = centred h * gamma
+    statistics: RunningMean  # means of ||v gamma||^2 / s and ||v gamma||^2
 
     def coefficient(self) -> Tensor:
-        """c * gamma_t, (D,): the diagonal of the linear map."""
+        """Return c * gamma_t (D,), the diagonal of the linear map."""
         return self.c * self.gamma_t
 
     def linear_form(self, consumer: nn.Module | None = None) -> LinearForm:
-        """The g = 0 map in float64, for folding; the same for every `consumer`."""
+        """Return the g = 0 map in float64, for folding. It is the same for every `consumer`."""
         coefficient = self.c.double() * self.gamma_t.detach().double()
         beta: Any = getattr(self, "bias", None)
         return LinearForm(coefficient, kind_of(self).centres, None if beta is None else beta.detach().double())
 
     def linear(self, h: Tensor) -> Tensor:
-        """The g = 0 map of h (..., D): c v gamma_t (+ beta)."""
+        """Apply the g = 0 map to h (..., D): c v gamma_t (+ beta)."""
         scaled = centred(self, h) * self.coefficient().to(h.dtype)
         beta: Any = getattr(self, "bias", None)
         return scaled if beta is None else scaled + beta.to(h.dtype)
 
     def forward(self, h: Tensor) -> Tensor:
+        """Apply equation (2) to h (..., D)."""
         gate = self.gate
         if gate.form is Form.LINEAR:
             return self.linear(h)
@@ -172,45 +174,48 @@ class TaperNorm(WideBuffers):
             if gate.observing and self.training:
                 self._collect(h.detach())
             return standard
-        wide = torch.promote_types(h.dtype, torch.float32)  # a bf16 gate would round to 1 well before it is
-        # (1 - g) linear + g standard
+        wide = torch.promote_types(h.dtype, torch.float32)  # bfloat16 would round a gate near 1 to 1
         return torch.lerp(self.linear(h).to(wide), standard.to(wide), gate.value.to(wide)).to(standard.dtype)
 
     def counted(self, h: Tensor) -> Tensor | None:
-        """Which tokens of h (..., D) count, (..., 1) bool; None: all of them do."""
+        """Return which tokens of h (..., D) count, (..., 1) bool. None means all of them."""
         return None if self.gate.tokens is None else self.gate.tokens.counted(h)
 
     @torch.no_grad()
     def _collect(self, h: Tensor) -> None:
         counted = self.counted(h)
-        if counted is not None and in_backward():  # the mask may be that of a later pass
+        if counted is not None and in_backward():  # recomputed by activation checkpointing: a later pass set the mask
             return
         self._add(h.to(self.statistics.sums.dtype), counted)
 
     def _add(self, h: Tensor, counted: Tensor | None) -> None:
-        """Add the tokens of h (..., D) that count to the statistics: the two means of equation (4)."""
-        energy = (centred(self, h) * gain_of(self)).square().sum(-1, keepdim=True)  # (..., 1) of ||v||^2
+        """Add the counted tokens of h (..., D) to the two means of equation (4)."""
+        energy = (centred(self, h) * gain_of(self)).square().sum(-1, keepdim=True)  # ||v gamma||^2, (..., 1)
         sums = torch.stack([sum_over(energy / norm_scale(self, h), counted), sum_over(energy, counted)])
         self.statistics.add(sums, number_of(energy, counted))
 
     def best_c(self) -> Tensor:
-        """c of equation (4), a scalar, from the statistics."""
+        """Return c of equation (4), a scalar, from the statistics.
+
+        Raises:
+            UserError: there are no statistics, or they are not finite.
+        """
         c = least_squares_c(self.statistics.value())
         if not torch.isfinite(c):
             raise UserError(
-                f"cannot calibrate after {int(self.statistics.updates)} updates of its statistics (c* = {c.item()}): "
-                "train at g = 1 inside Taper.observe() before the taper starts"
+                f"cannot calibrate a norm after {int(self.statistics.updates)} updates of its statistics "
+                f"(c* = {c.item()}): train at g = 1 inside Taper.observe() before the taper starts"
             )
         return c
 
     @torch.no_grad()
     def calibrate(self, c: Tensor) -> None:
-        """c <- c*, gamma_t <- gamma."""
+        """Set the constant to `c` and copy gamma to gamma_t."""
         self.c.copy_(c)
         self.gamma_t.copy_(gain_of(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle by the plain norm's class: a tapered class may not exist before `_tapered_class` makes it."""
+        """Pickle by the class of the plain norm: `_tapered_class` creates some tapered classes at run time."""
         _, _, *state = super().__reduce_ex__(protocol)
         return (_unset, (_plain_class(self),), *state)
 
@@ -224,12 +229,12 @@ class TaperLayerNorm(TaperNorm, LayerNorm):
 
 
 class FixedScale(nn.Module):
-    """The g = 0 map as a module of its own: (h or h - mean(h)) * weight (+ bias); what an unfused fold leaves.
+    """The g = 0 map as a module: (h or h - mean(h)) * weight (+ bias). An unfused fold puts it in a norm's place.
 
     Args:
         width: D.
-        centre: subtract the mean, as a LayerNorm does.
-        bias: add a bias.
+        centre: whether to subtract the mean, as a LayerNorm does.
+        bias: whether to add a bias (D,).
     """
 
     def __init__(self, width: int, *, centre: bool, bias: bool) -> None:
@@ -239,6 +244,7 @@ class FixedScale(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, h: Tensor) -> Tensor:
+        """Apply the map to h (..., D)."""
         if self.centre:
             h = h - h.mean(-1, keepdim=True)
         scaled = h * self.weight
@@ -249,14 +255,14 @@ _TAPERED: dict[type[nn.Module], type[TaperNorm]] = {RMSNorm: TaperRMSNorm, Layer
 
 
 def _tapered_class(stock: type[nn.Module]) -> type[TaperNorm]:
-    """The tapered form of a norm's class; made on first use for those of transformers."""
+    """Return the tapered form of a norm's class. Classes of transformers get theirs on first use."""
     if stock not in _TAPERED:
         _TAPERED[stock] = type(f"Taper{stock.__name__}", (TaperNorm, stock), {"__doc__": TaperNorm.__doc__})
     return _TAPERED[stock]
 
 
 def _unset(stock: type[nn.Module]) -> TaperNorm:
-    """A tapered norm without members, for a pickle to fill."""
+    """Return a tapered norm without attributes, for unpickling."""
     kind = _tapered_class(stock)
     return kind.__new__(kind)
 
@@ -266,29 +272,34 @@ def _plain_class(norm: TaperNorm) -> type[nn.Module]:
 
 
 def require_taperable(norm: nn.Module) -> None:
-    """Raise UserError where `taper` has no form for `norm`.
+    """Raise UserError if `taper` cannot convert `norm`.
 
-    That is: an unknown class, no gain, more than one axis, or a forward of its own in the place of the class's.
+    It cannot for an unknown class, a norm without gain, a norm over several axes, or one whose forward was replaced.
     """
     stock = type(norm)
-    if f"{stock.__module__}.{stock.__qualname__}" not in KINDS:  # exactly: a subclass may compute anything
+    if f"{stock.__module__}.{stock.__qualname__}" not in KINDS:  # the exact class: a subclass may compute anything
         raise UserError(f"cannot taper a {stock.__name__}; known norms: {_known_norms()}")
     gamma = getattr(norm, "weight", None)
     if not isinstance(gamma, nn.Parameter) or gamma.ndim != 1:
-        raise UserError(f"cannot taper {norm}: it needs a gain over exactly one axis, the last")
+        raise UserError(f"cannot taper {norm}: it needs a gain (weight) over the last axis alone")
     if "forward" in norm.__dict__:
         raise UserError(
-            f"cannot taper {norm}: something replaced its forward (a kernel from the hub, or the hooks of a device "
-            "map), which would hide the tapered one; load the model without"
+            f"cannot taper {norm}: its forward was replaced by a kernel from the hub or by the hooks of a device_map. "
+            "Load the model without them"
         )
 
 
 def taper(norm: nn.Module, gate: Gate, *, ema_rate: float) -> TaperNorm:
-    """Turn `norm` into its tapered form in place, governed by `gate`, and return it."""
+    """Change `norm` into its tapered form, in place, with gate `gate`, and return it.
+
+    Raises:
+        UserError: `norm` has no tapered form.
+        ValueError: `ema_rate` lies outside (0, 1].
+    """
     require_taperable(norm)
     gamma = norm.get_parameter("weight")
     gain = gain_of(norm).detach()
-    statistics = RunningMean(2, ema_rate, dtype=gamma.dtype, device=gamma.device)  # refuses a rate before any change
+    statistics = RunningMean(2, ema_rate, dtype=gamma.dtype, device=gamma.device)  # may raise ValueError
     norm.__class__ = _tapered_class(type(norm))
     assert isinstance(norm, TaperNorm)
     norm.gate = gate
@@ -299,7 +310,7 @@ def taper(norm: nn.Module, gate: Gate, *, ema_rate: float) -> TaperNorm:
 
 
 def untaper(norm: TaperNorm) -> None:
-    """Turn `norm` back into the plain norm that it was, in place, with the gamma and beta that it has now."""
+    """Change `norm` back into the plain norm, in place, with its current gamma and beta."""
     plain: Any = norm
     for member in ("gate", "gamma_t", "c", "statistics"):
         delattr(plain, member)

@@ -1,4 +1,4 @@
-"""Gate and learning rate as pure functions of the optimizer step: equation (3) of `taper`."""
+"""Gate, equation (3) of `taper`, and learning rate, as pure functions of the optimizer step."""
 
 import math
 import operator
@@ -8,41 +8,47 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class GateSchedule:
-    """When the gate falls: g = 1 before `start`, a half cosine from there, g = 0 from `end` on.
+    """The window in which the gate falls: g = 1 before `start`, then a half cosine, and g = 0 from `end` on.
+
+    Attributes:
+        start: k_start, the first optimizer step in the mixing form. The calibration needs a step before it.
+        end: k_end, the first optimizer step at g = 0.
 
     Raises:
-        ValueError: unless start and end are whole numbers and 1 <= start < end (the calibration needs at least one step
-            at g = 1).
+        ValueError: start or end is not an integer, or 1 <= start < end does not hold.
     """
 
-    start: int  # k_start: the first step in the mixing form
-    end: int  # k_end: the first step at g = 0
+    start: int
+    end: int
 
     def __post_init__(self) -> None:
         for name in ("start", "end"):
             if (known := whole_number(value := getattr(self, name))) is None:
-                raise ValueError(f"gate schedule counts optimizer steps, whole numbers, got {name} {value!r}")
+                raise ValueError(f"gate schedule needs a whole number of optimizer steps as {name}, got {value!r}")
             object.__setattr__(self, name, known)
         if not 1 <= self.start < self.end:
             raise ValueError(
                 f"gate schedule needs 1 <= start < end, got start {self.start} and end {self.end}: "
-                "take more steps, a later start_fraction or a later end_fraction"
+                "train for more steps, or raise start_fraction or end_fraction"
             )
 
     @classmethod
     def from_fractions(cls, steps: int, start_fraction: float, end_fraction: float) -> Self:
-        """k_start = round(start_fraction N), k_end = round(end_fraction N).
+        """Return the schedule with k_start = round(start_fraction N) and k_end = round(end_fraction N), N = `steps`.
 
         Raises:
-            ValueError: a fraction is not finite, or as the class says.
+            ValueError: a fraction is not finite, or 1 <= k_start < k_end does not hold.
         """
         if not math.isfinite(start_fraction + end_fraction):
-            raise ValueError(f"gate schedule needs finite fractions, got {start_fraction} and {end_fraction}")
+            raise ValueError(
+                f"gate schedule needs finite fractions, got start_fraction {start_fraction} and end_fraction "
+                f"{end_fraction}"
+            )
         return cls(round(start_fraction * steps), round(end_fraction * steps))
 
 
 def whole_number(value: Any) -> int | None:
-    """`value` as an int where it is of an integer type, of any library; None where it is not."""
+    """Return `value` as an int if its type is an integer type of any library, else None. A bool gives None."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -50,7 +56,10 @@ def whole_number(value: Any) -> int | None:
 
 
 def gate_at(step: int, schedule: GateSchedule) -> float:
-    """g(k) = 1/2 (1 + cos(pi (k - k_start)/(k_end - k_start))) inside the window, 1 before it, 0 after it."""
+    """Return the gate g(k) at optimizer step k = `step`, equation (3).
+
+    g(k) is 1 before k_start and 0 from k_end on. Between them it is 1/2 (1 + cos(pi (k - k_start)/(k_end - k_start))).
+    """
     if step < schedule.start:
         return 1.0
     if step >= schedule.end:
@@ -59,7 +68,10 @@ def gate_at(step: int, schedule: GateSchedule) -> float:
 
 
 def lr_at(step: int, *, steps: int, peak: float, warmup: int, floor: float = 0.0) -> float:
-    """Linear warm-up peak (k+1)/W for k < W, then half a cosine that reaches `floor` at k = N."""
+    """Return the learning rate at optimizer step k = `step` of N = `steps`, with W = `warmup`.
+
+    It rises linearly, peak (k+1)/W, for k < W. A half cosine then falls from `peak` to `floor` at k = N.
+    """
     if step < warmup:
         return peak * (step + 1) / warmup
     return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (steps - warmup)))

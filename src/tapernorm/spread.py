@@ -1,7 +1,9 @@
-"""How the per-token scale of each norm is distributed over text: whether one constant c can stand for it.
+"""The distribution of each norm's per-token scale over text, which shows whether one constant c can replace it.
 
-A token whose scale is k times the typical one comes out of a tapered norm k times as large as its norm would make it.
-Trained models have such tokens, at the first position and at delimiters. N norms, R rows, T tokens of a row, D width.
+At g = 0, a token of k times the typical scale leaves a tapered norm k times too large. Trained models have such tokens,
+at the first position and at delimiters.
+
+Shapes: N norms, R rows, T tokens of a row.
 """
 
 import math
@@ -19,32 +21,41 @@ from .util.module_modes import evaluating
 from .util.progress import tracked
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
-WORST = 5  # tokens that are named, of each norm
+WORST = 5  # how many tokens of the largest scales are listed for each norm
 
-# From here on one constant cannot stand for the scale of a token; in multiples of the norm's median scale.
-FIRST_LIMIT = 5.0  # the median at position 0
-TAIL_LIMIT = 4.0  # the 99.9th percentile at later positions
+# Above these multiples of the norm's median scale, one constant cannot replace the scale.
+FIRST_LIMIT = 5.0  # of the median at position 0
+TAIL_LIMIT = 4.0  # of the 99.9th percentile at later positions
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """One token with an extreme scale."""
+    """One token with an extreme scale.
+
+    Attributes:
+        row: index of its row.
+        position: its position in the row, from 0.
+        token: its id.
+        scale: its scale s.
+    """
 
     row: int
-    position: int  # in its row
-    token: int  # its id
+    position: int
+    token: int
     scale: float
 
 
 @dataclass(frozen=True)
 class ScaleSpread:
-    """The scales s of one norm's input over some rows of text; position 0 stands apart.
+    """The scales s of one norm's input over rows of text. Position 0 is kept apart.
 
     Attributes:
+        norm: full name of the norm.
+        tokens: number of tokens, R T.
         first: median over rows of s at position 0.
-        quantiles: q -> the q quantile of s over positions >= 1, for each of `QUANTILES`, exact.
-        nonfinite: tokens without a finite scale; they count as larger than any number.
-        worst: the tokens of the largest scales at positions >= 1, largest first.
+        quantiles: q -> the exact q quantile of s over positions >= 1, for each q in `QUANTILES`.
+        nonfinite: number of tokens whose scale is not finite. They count as infinite.
+        worst: the `WORST` tokens of the largest scales at positions >= 1, largest first.
     """
 
     norm: str
@@ -56,10 +67,12 @@ class ScaleSpread:
 
     @property
     def median(self) -> float:
+        """The median scale at positions >= 1."""
         return self.quantiles[0.5]
 
     @property
     def p99_9(self) -> float:
+        """The 99.9th percentile of the scale at positions >= 1."""
         return self.quantiles[0.999]
 
     @property
@@ -69,7 +82,7 @@ class ScaleSpread:
 
     @property
     def misfits(self) -> tuple[str, ...]:
-        """Where one constant cannot stand for this norm: at the "first" position, in the "tail" of the later ones."""
+        """Where one constant cannot replace the scale: "first" is position 0, "tail" the largest scales after it."""
         ratios = {"first": (self.first, FIRST_LIMIT), "tail": (self.p99_9, TAIL_LIMIT)}
         return tuple(where for where, (scale, limit) in ratios.items() if not scale <= limit * self.median)
 
@@ -82,20 +95,25 @@ def measure(
     device: torch.device | None = None,
     like: nn.Module | None = None,
 ) -> dict[str, ScaleSpread]:
-    """The spread of every norm's scale over rows of ids (R, T), norm by norm in the order they run.
+    """Measure the distribution of every norm's per-token scale over rows of text.
 
-    A norm may be plain, tapered at any gate or folded away: measured is the residual stream before its place. Every
-    scale is kept, in float32: 4 N R T bytes. Nothing of the model changes.
+    A norm may be plain, tapered at any gate, or folded away: its scale is that of the residual stream at its place.
+    All scales are held in float32, 4 N R T bytes. The model is unchanged.
 
     Args:
+        model: a model of a class in `tapernorm.architectures.ARCHITECTURES`.
+        rows: token ids (R, T), R >= 1 and T >= 2.
         batch: rows per forward pass.
-        device: where the model lies; default: that of its parameters.
-        like: a model with all of its norms, such as the base of a folded one, on any device (meta too): what a norm
-            that is gone took for the scale.
+        device: the device of the model. None takes that of its parameters.
+        like: a model of the same shape with all its norms, such as the base of a folded model. It defines the scale
+            of norms that were folded away. It may be on the meta device.
+
+    Returns:
+        The spread of each norm by its full name, in the order in which norms run.
 
     Raises:
-        ValueError: there is no row, or a row is shorter than two tokens.
-        UserError: a norm is gone and no `like` says what its scale was.
+        ValueError: `rows` has no row, or rows shorter than two tokens.
+        UserError: a norm was folded away and `like` is None.
     """
     scales = scales_of(model, rows, batch=batch, device=device, like=like)
     return {name: spread_of(name, values, rows) for name, values in scales.items()}
@@ -105,9 +123,9 @@ def measure(
 def scales_of(
     model: nn.Module, rows: Tensor, *, batch: int, device: torch.device | None = None, like: nn.Module | None = None
 ) -> dict[str, Tensor]:
-    """The scale of every token, (R, T) float32 on the CPU, by norm; arguments and errors as in `measure`."""
+    """Return the scale of every token, (R, T) float32 on the CPU, by norm. Arguments and errors are `measure`'s."""
     if rows.ndim != 2 or len(rows) == 0 or rows.shape[1] < 2:
-        raise ValueError(f"rows to measure are (R, T) with R >= 1 and T >= 2, got {tuple(rows.shape)}")
+        raise ValueError(f"rows must be (R, T) with R >= 1 and T >= 2, got {tuple(rows.shape)}")
     device = device or next(model.parameters()).device
     found = {name: torch.full(rows.shape, torch.nan) for name in architecture_of(model).norms(model)}
     first = 0
@@ -134,20 +152,20 @@ def scales_of(
 
 
 def _source_of(name: str, model: nn.Module, like: nn.Module | None) -> nn.Module:
-    """The module that says what the scale at `name` is."""
+    """Return the norm that defines the scale at `name`: that of `model`, or else that of `like`."""
     module = model.get_submodule(name)
     if is_norm(module):
         return module
     if like is None:
-        raise UserError(f"{name} is a {type(module).__name__}, no norm: give `like`, a model that still has its norms")
+        raise UserError(f"{name} is a {type(module).__name__} and no norm: give `like`, a model that has all its norms")
     return like.get_submodule(name)
 
 
 def spread_of(norm: str, scales: Tensor, rows: Tensor) -> ScaleSpread:
-    """Statistics of the scales (R, T) of the tokens `rows` (R, T)."""
+    """Return the statistics of the scales (R, T) of the token ids `rows` (R, T)."""
     comparable = torch.where(scales.isfinite(), scales, torch.inf).double()
     later = comparable[:, 1:].flatten().sort().values.numpy()
-    # A quantile among infinities is infinite; between a number and infinity, it is too.
+    # NumPy interpolates between infinities, or towards one, as NaN; the quantile is infinite there.
     with np.errstate(invalid="ignore"):
         quantiles = {q: _finite_or_inf(np.quantile(later, q).item()) for q in QUANTILES}
     order = comparable[:, 1:].flatten().argsort(descending=True, stable=True)[:WORST].tolist()

@@ -1,6 +1,6 @@
 """Attach the gate to a model and drive it through a taper: the method of arXiv 2602.10408.
 
-v = h in an RMSNorm, h - mean(h) in a LayerNorm; s = sqrt(mean(v^2) + eps).
+v is h in an RMSNorm, and h - mean(h) in a LayerNorm. The scale is s = sqrt(mean(v^2) + eps).
 
     (1)  Norm(h) = v / s gamma (+ beta)
     (2)  Taper(h; g) = g Norm(h) + (1 - g) (c v gamma_t (+ beta))
@@ -10,16 +10,18 @@ v = h in an RMSNorm, h - mean(h) in a LayerNorm; s = sqrt(mean(v^2) + eps).
     (6)  W' = c diag(gamma_t) W, centred over its inputs for a LayerNorm
     (7)  b' = b + beta W
 
-The numbers are this package's own. (1), (2) stand in norms.py, (3) in schedule.py, (4) in calibrate.py, (5) in
-scale_loss.py, (6) and (7) in folding.py.
+These equation numbers belong to this package, not to the paper. norms.py computes (1) and (2), schedule.py (3),
+calibrate.py (4), scale_loss.py (5), folding.py (6) and (7).
 
-taper = attach(model, schedule=GateSchedule(start=50, end=1000), anchor_weight=0.1)
-for k, batch in enumerate(batches):
-    taper.set_step(k)
-    with taper.observe():  # may hold several micro-batches: one EMA update at its end
-        loss = cross_entropy(model(batch)) + taper.anchor_loss()
-        loss.backward()
-    optimizer.step()
+Example:
+
+    taper = attach(model, schedule=GateSchedule(start=50, end=1000), anchor_weight=0.1)
+    for k, batch in enumerate(batches):
+        taper.set_step(k)
+        with taper.observe():  # may hold several micro-batches: one EMA update at its end
+            loss = cross_entropy(model(batch)) + taper.anchor_loss()
+            loss.backward()
+        optimizer.step()
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,24 +53,28 @@ def attach(
     anchor_weight: float = 0.0,
     level_weight: float = 0.0,
 ) -> "Taper":
-    """Turn the norms of `model` into tapered ones, in place, with one shared gate at g = 1.
+    """Replace the norms of `model` by tapered norms, in place, with one shared gate at g = 1.
 
-    At g = 1 the model is bitwise the one it was. Build the optimizer afterwards, because each norm gains a trainable
-    `gamma_t`; wrap the model afterwards too. Until `Taper.detach`, `save_pretrained` writes weights to go on from, and
-    no checkpoint that loads elsewhere.
+    At g = 1 the model computes bitwise what it computed before. Attach the taper before you build the optimizer,
+    because each tapered norm gains a trainable `gamma_t`. Attach it before you wrap the model, too. Until
+    `Taper.detach`, `save_pretrained` writes a training checkpoint, which `from_pretrained` refuses.
 
     Args:
-        final: taper the final norm too (All-Taper).
-        sites: patterns (`fnmatch`) of the internal norms to taper; None: all of them.
-        schedule: the gate as a function of the step, for `Taper.set_step`.
-        ema_rate: m of the calibration and of the scale target.
-        anchor_weight: lambda of the fixed-target scale loss; 0: no such loss.
-        level_weight: of the loss that levels the scales at every tapered norm, for models with massive activations
-            (`levels`); 0: no such loss, and c by least squares.
+        model: a pre-norm Transformer of a class in `tapernorm.architectures.ARCHITECTURES`.
+        final: whether to taper the final norm too (All-Taper).
+        sites: `fnmatch` patterns of the internal norms to taper. None tapers all of them.
+        schedule: the gate g as a function of the optimizer step. `Taper.set_step` needs it.
+        ema_rate: m in (0, 1], the weight of one step in the running means behind c and s_tgt.
+        anchor_weight: lambda >= 0 of the fixed-target scale loss, equation (5). 0 leaves that loss out.
+        level_weight: weight >= 0 of the loss that levels the token scales at every tapered norm. It helps models with
+            massive activations. 0 leaves that loss out and fits c by least squares.
+
+    Returns:
+        The taper that drives `model`.
 
     Raises:
-        UserError: an argument out of range, or a model that is unknown, wrapped, attached already or cannot be tapered
-            and folded. After any error the model is what it was.
+        UserError: an argument is out of range. The class of the model is unknown, or a wrapper hides it. The model
+            carries a taper already. A norm cannot be tapered or folded. After any error the model is unchanged.
     """
     names = select_norms(model, final=final, sites=sites)
     if not names:
@@ -88,10 +94,9 @@ def attach_norms(
     level_weight: float = 0.0,
     kind: "type[Taper] | None" = None,
 ) -> "Taper":
-    """Turn exactly the norms `names` into tapered ones, as `attach` does; none: a taper that has but its scale loss.
+    """Replace exactly the norms `names` by tapered norms, as `attach` does.
 
-    Args:
-        kind: the class of the taper.
+    Without names, the taper computes its scale loss alone. `kind` is the class of the taper.
     """
     weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
     require_options(schedule=schedule, ema_rate=ema_rate, **weights)
@@ -111,10 +116,10 @@ def attach_norms(
 
 
 def taper_of(model: nn.Module) -> "Taper":
-    """The taper that drives `model`, for instance of a deep copy.
+    """Return the taper that drives `model`. A deep copy of a model has a taper of its own.
 
     Raises:
-        UserError: the model carries none.
+        UserError: the model carries no taper.
     """
     if DRIVER not in model.__dict__:
         raise UserError(f"this {type(model).__name__} carries no taper: call tapernorm.attach(model)")
@@ -122,18 +127,23 @@ def taper_of(model: nn.Module) -> "Taper":
 
 
 def forget_taper(model: nn.Module) -> None:
-    """Take the taper, its hooks and its probes off `model`, whose norms are no longer its own."""
+    """Remove the taper, its hooks and its probes from `model`."""
     uninstall(model)
     for name in architecture_of(model).norms(model):
         ScaleProbe.remove(model.get_submodule(name))
 
 
 class Taper:
-    """Drives the tapered norms of one model: gate, calibration and anchor. Made by `attach`.
+    """The driver of the tapered norms of one model: gate, calibration and anchor. `attach` makes it.
 
     Attributes:
-        tokens: which tokens of the last forward pass count.
-        scale_loss: of scales (B, T, 1), their target () and, with a mask, whether each token counts (B, T, 1).
+        schedule: the gate schedule, or None.
+        anchor_weight: lambda of equation (5).
+        level_weight: weight of the level loss.
+        calibrated: whether c, gamma_t and s_tgt are frozen.
+        tokens: the mask of the last forward pass, which says which tokens count.
+        scale_loss: the anchor before its weight, a function of scales (B, T, 1) and target (). With a mask it also
+            takes a bool (B, T, 1) that says which tokens count.
     """
 
     def __init__(
@@ -168,74 +178,73 @@ class Taper:
 
     @property
     def swapped(self) -> tuple[str, ...]:
-        """Names of the tapered norms, in the order they run."""
+        """Full names of the tapered norms, in the order in which they run."""
         return tuple(self._norms)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of the norms that stay, those of q and k inside attention among them."""
+        """Full names of the norms that stay, including the q and k norms inside attention."""
         return tuple(kept_norms(self._model, self._norms))
 
     @property
     def gate(self) -> Tensor:
-        """g, a scalar tensor."""
+        """The gate g in [0, 1], a scalar tensor."""
         return self._gate.value
 
     @property
     def scale_target(self) -> Tensor:
-        """s_tgt, a scalar tensor; NaN until calibrated."""
+        """The scale target s_tgt of equation (5), a scalar tensor. It is NaN before the calibration."""
         return self._target.target
 
     @property
     def constants(self) -> dict[str, float]:
-        """c of each tapered norm, its mean where features have one each; NaN until calibrated."""
+        """The constant c of each tapered norm, or its mean over features. It is NaN before the calibration."""
         return {name: norm.c.mean().item() for name, norm in self._norms.items()}
 
     def set_gate(self, value: float) -> None:
-        """Set g by hand: 1 is the standard norm, 0 the linear map, anything between the mix of both.
+        """Set the gate to g = `value`: 1 is the standard norm, 0 the linear map, and values between mix both.
 
         Raises:
-            UserError: g outside [0, 1], g < 1 before the calibration, or a detached taper.
+            UserError: g lies outside [0, 1], g < 1 before the calibration, or the taper is detached.
         """
         self._require_attached()
         self._require_calibration(value)
         self._gate.set(value)
 
     def set_step(self, step: int) -> None:
-        """Put the gate where the schedule has it at optimizer step k = `step`, before that step's forward pass.
+        """Set the gate to g(k) of equation (3) for optimizer step k = `step`. Call it before the step's forward pass.
 
-        The first step at or after `schedule.start` that finds the model uncalibrated calibrates it.
+        The first step at or after `schedule.start` calibrates the model, unless it is calibrated already.
 
         Raises:
-            UserError: `step` is no whole number >= 0, no schedule was given, or nothing was observed before the taper
-                started.
+            UserError: `step` is not an integer >= 0, there is no schedule, or nothing was observed before its start.
         """
         self._require_attached()
         if (known := whole_number(step)) is None or known < 0:
-            raise UserError(f"set_step takes an optimizer step, a whole number >= 0, got {step!r}")
+            raise UserError(f"step must be an optimizer step, a whole number >= 0, got {step!r}")
         if self.schedule is None:
             raise UserError("set_step needs a schedule: attach(model, schedule=GateSchedule(start, end))")
         tapering = step >= self.schedule.start
         if tapering and not self.calibrated:
             self.calibrate()
-        if self._norms:  # without any the gate stays at 1: the scale loss alone starts
+        if self._norms:  # a taper without norms keeps the gate at 1, and only its scale loss starts
             value = gate_at(step, self.schedule)
             self._gate.set(value, Form.MIX if tapering and value > 0 else None)
 
     def calibrate(self) -> None:
-        """Equation (4), and the target of (5): freeze c, gamma_t = gamma and s_tgt from what was observed at g = 1.
+        """Freeze c of equation (4) and s_tgt of (5) from the statistics observed at g = 1, and copy gamma to gamma_t.
 
         Raises:
-            UserError: nothing was observed, or it was not finite.
+            UserError: nothing was observed, or a statistic is not finite. The taper is unchanged then.
         """
         self._require_attached()
-        levels = self._levels  # all of the constants, or nothing changes
+        levels = self._levels
         constants = [norm.best_c() for norm in self._norms.values()] if levels is None else levels.constants()
         (target,) = self._target.running.value()
         if self.anchor_weight > 0 and not torch.isfinite(target):
             raise UserError(
-                f"cannot set the scale target ({target.item()}): train at g = 1 inside Taper.observe() before the "
-                "taper starts, or attach without anchor_weight"
+                f"cannot set the scale target s_tgt ({target.item()}): train at g = 1 inside Taper.observe() before "
+                "the taper starts, or attach with anchor_weight=0"
             )
         for norm, c in zip(self._norms.values(), constants, strict=True):
             norm.calibrate(c)
@@ -244,17 +253,18 @@ class Taper:
 
     @contextmanager
     def observe(self, mask: Tensor | Sequence[Tensor] | None = None) -> Iterator[None]:
-        """Collect statistics in training passes at g = 1 inside; one EMA update at the end.
+        """Collect the statistics behind c and s_tgt in the training passes of one optimizer step.
 
-        A position counts where the `attention_mask` of its pass is not 0. Under torch.distributed, the update is over
-        the batches of all processes. An error inside drops what was collected. Past the calibration nothing is.
+        The context ends with one EMA update over all its micro-batches, and over all ranks of torch.distributed. A
+        position counts where the `attention_mask` of its pass is not 0. An exception inside discards the step's
+        statistics. After the calibration, nothing is collected.
 
         Args:
-            mask: in the place of `attention_mask`, for a model that takes none: (B, T) integers or bools, 0 for
-                padding; a list of them, one for each training pass inside.
+            mask: replaces `attention_mask`, for models that take none. It is (B, T) integers or bools, 0 for padding,
+                or a list with one such mask for each training pass.
 
         Raises:
-            UserError: norms were in eval mode and collected nothing, or the masks are not those of the passes inside.
+            UserError: the norms are in eval mode and collected nothing, or the masks do not fit the training passes.
         """
         self._require_attached()
         running = [self._target.running, *(norm.statistics for norm in self._norms.values())]
@@ -272,9 +282,10 @@ class Taper:
                 mean.forget()
 
     def anchor_loss(self) -> Tensor:
-        """lambda E[(s - s_tgt)^2] of the last forward pass (5), a scalar; 0 before the taper starts or at lambda = 0.
+        """Return the scale loss lambda E[(s - s_tgt)^2] of the last forward pass, equation (5), as a scalar.
 
-        With a level weight, the level loss is added, from the first step on. Pure: it changes nothing.
+        It is 0 before the calibration and at lambda = 0. With a level weight, it includes the level loss from the first
+        step on. The call changes no state.
         """
         self._require_attached()
         scale = self._probe.scale(self._final_norm)
@@ -288,21 +299,21 @@ class Taper:
         return loss + self.level_weight * self._levels.loss(calibrated=self.calibrated)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UserError where the optimizer lacks a parameter of a tapered norm (it was built before attach)."""
+        """Raise UserError if `optimizer` lacks a parameter of a tapered norm: it was built before `attach`."""
         require_trained(self._norms, optimizer, "build it after attach(), from model.parameters()")
 
     def detach(self) -> None:
-        """Take the taper off its model, which is then a plain one, with what its own parameters have learnt.
+        """Remove the taper from its model and restore the plain norms, with the gamma and beta trained so far.
 
         Raises:
-            UserError: the gate is not at 1 or the taper has started, so that a plain model would be another function;
-                or it is detached already.
+            UserError: the taper has started, so that the plain model would compute another function. Or the taper is
+                detached already.
         """
         self._require_attached()
         if self._gate.form is not Form.OBSERVE:
             raise UserError(
-                f"the gate is {self._gate.value.item():g} in a taper that has started, and a plain norm is g = 1: "
-                "Taper.set_gate(1) first if that is the function you want, or fold(model) at g = 0"
+                f"cannot detach a taper that has started: the gate is {self._gate.value.item():g}, and a plain norm is "
+                "g = 1. Call Taper.set_gate(1) first if you want that function, or fold(model) at g = 0"
             )
         forget_taper(self._model)
         for norm in self._norms.values():
@@ -310,15 +321,15 @@ class Taper:
         self._norms, self._attached = {}, False
 
     def state_dict(self) -> dict[str, Any]:
-        """What the model's own state dict does not hold: gate, running means, s_tgt. Plain tensors and a bool."""
+        """Return the state that the model's own state dict lacks, as plain tensors and one bool."""
         buffers = {**self._buffers(), "gate": self._gate.value}
         return {"calibrated": self.calibrated, **{k: b.detach().clone() for k, b in buffers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave; the model's own state dict is loaded beside it.
+        """Restore the state that `state_dict` returned. Load the model's own state dict separately.
 
         Raises:
-            UserError: the state belongs to other norms, or a tensor has another shape; nothing has changed then.
+            UserError: the state belongs to other norms, or a tensor has another shape. The taper is unchanged then.
         """
         buffers = self._buffers()
         load_buffers({**buffers, "gate": self._gate.value}, state, others=["calibrated"], what="taper")
@@ -326,14 +337,14 @@ class Taper:
         self._gate.set(float(state["gate"]))
 
     def _buffers(self) -> dict[str, Tensor]:
-        """Running means and s_tgt, by the names that they have in the state."""
+        """Return the running means and s_tgt by their names in the state."""
         parts: dict[str, nn.Module] = {f"{name}.statistics": norm.statistics for name, norm in self._norms.items()}
         return buffers_of(parts | {"anchor": self._target} | ({} if self._levels is None else {"levels": self._levels}))
 
     def _require_attached(self) -> None:
         if not self._attached:
-            raise UserError("this taper is detached and drives nothing: attach(model) gives a new one")
+            raise UserError("this taper is detached from its model: call attach(model) for a new one")
 
     def _require_calibration(self, value: float) -> None:
         if value < 1 and any(bool(norm.c.isnan().any()) for norm in self._norms.values()):
-            raise UserError(f"gate {value} needs calibrated norms: call calibrate(), or load a calibrated model")
+            raise UserError(f"a gate of {value} needs calibrated norms: call calibrate(), or load a calibrated model")

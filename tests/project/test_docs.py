@@ -5,10 +5,11 @@ import re
 
 import pytest
 from places import ROOT
-from prose import sentences, words
+from prose import docstrings, sentences, words
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*/README.md"))]
 GENERATED = sorted(path for of in ("results", "figures") for path in (ROOT / of / "published").rglob("*.md"))
+CODE = sorted(path for of in ("src/tapernorm", "benchmarks") for path in (ROOT / of).rglob("*.py"))
 LONGEST = 25  # words of a sentence
 
 CHANGES = ("A new architecture", "A new variant", "A new table", "A new corpus")
@@ -61,6 +62,33 @@ def test_loops_for_loaded_models_put_them_into_training_mode(page):
 def test_no_sentence_is_longer_than_25_words(page):
     found = sentences(page.read_text(encoding="utf-8"))
     assert [sentence for sentence in found if words(sentence) > LONGEST] == []
+
+
+@pytest.mark.parametrize("module", CODE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_sentence_of_a_docstring_is_longer_than_25_words(module):
+    told = docstrings(module.read_text(encoding="utf-8"))
+    assert [(name, found) for name, text in told for found in sentences(text) if words(found) > LONGEST] == []
+
+
+def test_sentences_of_docstrings_are_found_and_counted():
+    code = f'''
+class Named:
+    """Hold two numbers.
+
+        y = {"x " * 30}
+
+    Args:
+        first: {"one " * 13}
+            {"one " * 13}end.
+        second: two words. Another.
+
+    Returns:
+        The sum.
+    """
+'''
+    ((name, text),) = docstrings(code)
+    assert name == "Named"
+    assert [words(found) for found in sentences(text)] == [3, 27, 2, 1, 2]
 
 
 def test_sentences_are_found_and_counted():

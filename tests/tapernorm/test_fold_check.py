@@ -183,7 +183,7 @@ def test_what_a_hook_of_a_map_does_with_its_input_is_seen(register, monkeypatch)
 def test_a_hook_of_a_norm_would_be_lost(which, fused):
     model = mixed()
     getattr(model.blocks[0].ln_1, which)(lambda *_: None)
-    with pytest.raises(UserError, match=rf"cannot fold {NORM}: it carries a forward hook, .* remove the hook first"):
+    with pytest.raises(UserError, match=rf"cannot fold {NORM}: .*forward hook"):
         fold(model, fused=fused)
 
 
@@ -226,7 +226,7 @@ def test_a_map_shared_with_a_norm_that_is_not_tapered_is_refused(row):
     model = mixed(sites=["*.ln_1"])
     for block in model.blocks:
         block.up = block.mix
-    with pytest.raises(UserError, match=r"is shared, it is also fed by something that is not a tapered norm"):
+    with pytest.raises(UserError, match=r"is shared, because something that is not a tapered norm"):
         fold(model)
 
 

@@ -242,7 +242,7 @@ def test_folding_twice_is_refused(fused):
 @every_form
 def test_what_cannot_be_folded_is_refused_with_the_remedy(fused):
     plain = decoder()
-    with pytest.raises(UserError, match=r"no norm of this model is tapered: attach\(model\), train it"):
+    with pytest.raises(UserError, match=r"attach\(model\)"):
         fold(plain, fused=fused)
     model = decoder()
     driver = attach(model)
@@ -251,7 +251,7 @@ def test_what_cannot_be_folded_is_refused_with_the_remedy(fused):
     model, driver = gated()
     for g in (1.0, 0.37, 1e-9):
         driver.set_gate(g)
-        with pytest.raises(UserError, match=rf"the gate is {g:g} and folding needs 0: Taper.set_gate\(0\)"):
+        with pytest.raises(UserError, match=rf"the gate is {g:g} .*Taper\.set_gate\(0\)"):
             fold(model, fused=fused)
     driver.set_gate(0.0)
     fold(model, fused=fused)

@@ -285,11 +285,11 @@ def replaced():
     ("make", "message"),
     [
         (lambda: torch.nn.GroupNorm(1, 7), "cannot taper a GroupNorm; known norms: RMSNorm, LayerNorm"),
-        (lambda: RMSNorm(7, elementwise_affine=False), "needs a gain"),
-        (lambda: LayerNorm((3, 7)), "exactly one axis"),
+        (lambda: RMSNorm(7, elementwise_affine=False), "weight"),
+        (lambda: LayerNorm((3, 7)), "last axis"),
         (lambda: type("Mine", (RMSNorm,), {})(7), "cannot taper a Mine"),
         (lambda: tapered_norm("rmsnorm", 7, 1.0), "cannot taper a TaperRMSNorm"),
-        (replaced, "replaced its forward"),
+        (replaced, "device_map"),
     ],
 )
 def test_a_norm_that_cannot_be_tapered_is_refused(make, message):
@@ -304,7 +304,7 @@ def test_what_is_no_norm_has_no_kind():
     assert not is_norm(torch.nn.Linear(2, 2))
     assert is_norm(plain_norm("layernorm", 7))
     assert is_norm(tapered_norm("rmsnorm", 7, 1.0))
-    with pytest.raises(UserError, match="a Linear is no norm of a known kind; known norms: RMSNorm, LayerNorm, Llama"):
+    with pytest.raises(UserError, match="Linear is not a known norm; known norms: RMSNorm, LayerNorm, Llama"):
         kind_of(torch.nn.Linear(2, 2))
 
 

@@ -39,7 +39,7 @@ def test_fractions_become_steps():
 
 @pytest.mark.parametrize(("steps", "start", "end"), [(8, 0.05, 1.0), (10, 0.3, 0.32)])
 def test_fractions_that_round_to_an_impossible_window_are_refused(steps, start, end):
-    with pytest.raises(ValueError, match="take more steps, a later start_fraction or a later end_fraction"):
+    with pytest.raises(ValueError, match=r"steps, .*start_fraction .*end_fraction"):
         GateSchedule.from_fractions(steps, start, end)
 
 

@@ -109,7 +109,7 @@ def test_a_norm_that_is_gone_has_no_scale_unless_told_what_it_was():
     model = decoder()
     close_gate(model)
     folded, _ = fold(model)
-    with pytest.raises(UserError, match=r"model\.layers\.0\.input_layernorm is a Identity, no norm: give `like`"):
+    with pytest.raises(UserError, match=r"model\.layers\.0\.input_layernorm is a Identity .*`like`"):
         spread.measure(folded, rows_of())
 
 
@@ -180,5 +180,5 @@ def test_what_is_not_finite_counts_as_larger_than_any_number():
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 1), (3,)])
 def test_rows_that_cannot_be_measured_are_refused(shape):
-    with pytest.raises(ValueError, match="rows to measure"):
+    with pytest.raises(ValueError, match=r"rows must be \(R, T\)"):
         spread.measure(decoder(), torch.zeros(shape, dtype=torch.int64))

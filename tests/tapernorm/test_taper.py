@@ -141,12 +141,10 @@ def test_only_at_gate_one_is_a_plain_model_the_same_function():
     model, driver = builders.calibrated(0.37)
     for g in (0.37, 0.0):
         driver.set_gate(g)
-        with pytest.raises(
-            UserError, match=rf"the gate is {g:g} in a taper .*: Taper.set_gate\(1\) .* or fold\(model\)"
-        ):
+        with pytest.raises(UserError, match=rf"the gate is {g:g}, .*Taper\.set_gate\(1\) .* fold\(model\)"):
             driver.detach()
     driver.set_step(SCHEDULE.start)  # exactly 1, and mixing
-    with pytest.raises(UserError, match="the gate is 1 in a taper that has started"):
+    with pytest.raises(UserError, match=r"the gate is 1, .*Taper\.set_gate\(1\)"):
         driver.detach()
     assert len(tapered_norms(model)) == 4
     driver.set_gate(1.0)
@@ -164,7 +162,7 @@ def test_a_detached_taper_refuses_to_drive():
         lambda: driver.set_gate(1.0),
         lambda: driver.set_step(0),
     ):
-        with pytest.raises(UserError, match=r"this taper is detached and drives nothing: attach\(model\) gives a new"):
+        with pytest.raises(UserError, match=r"detached .*attach\(model\)"):
             call()
 
 
@@ -387,7 +385,7 @@ def test_the_state_is_plain_tensors_that_later_steps_leave_alone(tmp_path):
 def test_the_state_of_other_norms_is_refused_by_name():
     _, internal = builders.attached()
     _, everything = builders.attached(final=True)
-    with pytest.raises(UserError, match=r"belongs to another model: model.norm.statistics.count"):
+    with pytest.raises(UserError, match=r"belongs to another model: .*model.norm.statistics.count"):
         internal.load_state_dict(everything.state_dict())
 
 
@@ -399,7 +397,7 @@ def test_a_state_with_a_tensor_of_another_shape_is_refused_by_name_and_changes_n
     _, other = builders.attached()
     for value in (torch.zeros(()), torch.zeros(3), 0.5):
         state = {**other.state_dict(), "anchor.running.ema": value}
-        with pytest.raises(UserError, match=r"anchor\.running\.ema is .* in it, and \(1,\) in this one"):
+        with pytest.raises(UserError, match=r"anchor\.running\.ema is (\(\d?,?\)|a float), .*\(1,\)"):
             driver.load_state_dict(state)
         assert snapshot(driver.state_dict()) == before
 

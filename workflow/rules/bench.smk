@@ -1,5 +1,5 @@
-# Decoding speed. A benchmark has the machine to itself: all cores that Snakemake may use, and on a cluster, by its
-# profile, the whole node, where it asks for those that it times with.
+# Decoding speed. A benchmark runs alone: it takes all cores that Snakemake may use. On a cluster the profile reserves
+# the whole node, and the job asks for the cores that it times with.
 rule bench:
     input:
         lambda w: timed_run(w.of.removeprefix("_")),

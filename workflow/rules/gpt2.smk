@@ -31,7 +31,7 @@ rule filter:
         " &> {log:q}"
 
 
-# A base model of our own is trained on the base text; a published one is brought here once, and read from here.
+# A fresh base model is trained on the base text; a published one is downloaded once, and read from its copy here.
 use rule pretrain as base with:
     input:
         lambda w: blocks_of("base") if SIZES[w.size].fresh else [],

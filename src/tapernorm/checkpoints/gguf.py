@@ -1,11 +1,11 @@
-"""A model in one GGUF file, the form in which llama.cpp's models are passed on: config, tokenizer and weights together.
+"""Models in one GGUF file, the format of llama.cpp, which holds config, tokenizer and weights.
 
-Packed weights are spread out into plain numbers. A file that says of itself what has no place here is refused: a scaled
-rotary embedding that is left out gives a model that still speaks.
+Quantised weights are dequantised. A file with metadata that this module does not implement is refused. A model
+without its rotary scaling, for instance, would load and compute another function.
 
-Header and unpacking are those of transformers. Its `from_pretrained(gguf_file=...)` cannot do the rest (5.24): it needs
-gguf and accelerate, drops a rotary scaling, makes up weights that the file lacks, cuts text by GPT-2's rule whatever
-rule the file names, and marks its model as packed.
+transformers reads the header and dequantises. Its `from_pretrained(gguf_file=...)` is not used: in version 5.24 it
+needs gguf and accelerate, and it ignores rotary scaling. It initialises weights that the file lacks at random. It
+splits text by GPT-2's rule, whatever the file says. It marks the model as quantised.
 """
 
 import re
@@ -26,7 +26,7 @@ from .store import blank
 SUFFIX = ".gguf"
 _UNK = "unk_token"
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_FIELDS = {  # a key of the file, behind its architecture's name -> the config's field
+_FIELDS = {  # a key of the file, after the name of its architecture -> the config's field
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -37,7 +37,7 @@ _FIELDS = {  # a key of the file, behind its architecture's name -> the config's
     "feed_forward_length": "intermediate_size",
 }
 _ELSEWHERE = {"attention.value_length", "rope.dimension_count", "rope.freq_base", "vocab_size"}  # read or implied below
-_NAMES = {  # a tensor of the file -> the model's
+_NAMES = {  # a tensor of the file -> the model's parameter
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -53,31 +53,31 @@ _NAMES = {  # a tensor of the file -> the model's
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_MARKS = {  # a key of the tokenizer in a file -> the mark whose id it is
+_MARKS = {  # a key of the tokenizer in a file, which holds an id -> the special token
     "bos_token_id": "bos_token",
     "eos_token_id": "eos_token",
     "unknown_token_id": _UNK,
     "padding_token_id": "pad_token",
 }
-_CONTROL, _USER_DEFINED = 3, 4  # of the kinds of token
-_CUTS = ("gpt-2", "smollm", "qwen2")  # rules by which text is cut before it is encoded
+_CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF
+_CUTS = ("gpt-2", "smollm", "qwen2")  # known pre-tokenizers
 _AS_FOLDER = "give the model as a folder of transformers"
 _TENSOR = re.compile(r"(?:blk\.(?P<block>\d+)\.)?(?P<name>\w+)\.(?P<kind>weight|bias)")
-_DAMAGES = (ValueError, KeyError, IndexError, OverflowError, struct.error)  # what the reader meets in a damaged header
+_DAMAGES = (ValueError, KeyError, IndexError, OverflowError, struct.error)  # raised by the reader of a damaged header
 
 
 def is_gguf(source: Path) -> bool:
-    """Whether `source` is named as such a file."""
+    """Return whether the name of `source` is that of a GGUF file."""
     return source.suffix == SUFFIX
 
 
 @dataclass(frozen=True)
 class _File:
-    """What the head of a file says; its tensors are not read."""
+    """The header of a file, without its tensors."""
 
     path: Path
-    metadata: Mapping[str, Any]  # a list of texts as its length
-    header: Any  # GgufHeader of transformers: where each tensor lies
+    metadata: Mapping[str, Any]  # the length of a list of strings instead of the list
+    header: Any  # transformers' GgufHeader: the place of each tensor
 
     @classmethod
     def open(cls, path: Path, *, strings: tuple[str, ...] = ()) -> Self:
@@ -90,18 +90,20 @@ class _File:
             raise UserError(f"cannot read {path} as a GGUF file ({error}): fetch it again, or {_AS_FOLDER}") from None
         ends = [header.data_start + info.offset + info.nbytes for info in header.tensors]
         if (needed := max(ends, default=0)) > (size := path.stat().st_size):
-            raise UserError(f"{path} has {size:,} bytes and its tensors end at {needed:,}: fetch it again")
+            raise UserError(f"{path} has {size:,} bytes, and its tensors end at {needed:,}: fetch it again")
         return cls(path, metadata, header)
 
     @property
     def architecture(self) -> str:
+        """llama.cpp's name of the architecture."""
         return self.metadata["general.architecture"]
 
     def own(self) -> dict[str, Any]:
-        """What it says of the architecture, under the keys behind its name."""
+        """Return the metadata of the architecture, by keys without its name."""
         return self._below(f"{self.architecture}.")
 
     def tokenizer(self) -> dict[str, Any]:
+        """Return the metadata of the tokenizer, by keys without prefix."""
         return self._below("tokenizer.ggml.") | self._below("tokenizer.")
 
     def _below(self, prefix: str) -> dict[str, Any]:
@@ -112,12 +114,12 @@ class _File:
 
 
 def config_of_gguf(path: Path) -> tuple[type, Any]:
-    """Class and config of the model in a file; no weight is read."""
+    """Return class and config of the model in a file, without reading weights."""
     return _config(_File.open(path))
 
 
 def load_gguf(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The model in a file, its packed weights spread out, in eval mode."""
+    """Load the model in a file with dequantised weights, in eval mode."""
     file = _File.open(path)
     made, config = _config(file)
     model = blank(made, config)
@@ -126,23 +128,27 @@ def load_gguf(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def licence_of_gguf(path: Path) -> str | None:
-    """What a file says of its licence."""
+    """Return the licence that a file states, or None."""
     return _File.open(path).metadata.get("general.license") or None
 
 
 def tokenizer_of_gguf(path: Path) -> Any:
-    """The byte-level BPE in a file, as a tokenizer of transformers."""
+    """Return the byte-level BPE in a file as a tokenizer of transformers.
+
+    Raises:
+        UserError: the file lacks a tokenizer, or holds one of another kind.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
     said = _File.open(path, strings=("tokens", "merges")).tokenizer()
     if missing := sorted({"model", "tokens", "token_type", "merges"} - said.keys()):
-        raise UserError(f"{path} lacks {', '.join(missing)} of a tokenizer: {_AS_FOLDER}")
+        raise UserError(f"{path} has an incomplete tokenizer, which lacks {', '.join(missing)}: {_AS_FOLDER}")
     if said["model"] != "gpt2" or said.get("pre") not in _CUTS:
         raise UserError(
-            f"the tokenizer in {path} is of the kind {said['model']!r} and cuts text by the rule {said.get('pre')!r}; "
-            f"known here: 'gpt2' with {', '.join(map(repr, _CUTS))}. Another rule gives other tokens than the model "
-            f"was trained on: {_AS_FOLDER}"
+            f"the tokenizer in {path} has the model {said['model']!r} and the pre-tokenizer {said.get('pre')!r}; "
+            f"known: 'gpt2' with {', '.join(map(repr, _CUTS))}. Another pre-tokenizer would give tokens that the model "
+            f"was not trained on: {_AS_FOLDER}"
         )
     tokens = said["tokens"]
     merges = [tuple(merge.split(" ")) for merge in said["merges"]]
@@ -159,7 +165,10 @@ def tokenizer_of_gguf(path: Path) -> Any:
 
 
 def _cut_by(rule: str) -> tuple[Any, Any]:
-    """(normalizer, pre-tokenizer) of one of `_CUTS`: GPT-2's own, the same with each digit alone, Qwen2's."""
+    """Return normalizer and pre-tokenizer of one of `_CUTS`.
+
+    They are GPT-2's, GPT-2's with each digit apart (smollm), and Qwen2's.
+    """
     from tokenizers import Regex, normalizers, pre_tokenizers
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
@@ -179,7 +188,7 @@ def _config(file: _File) -> tuple[type, Any]:
         made, config = _described(file)
     except (KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
         reason = one_line(error, named=True)
-        raise UserError(f"{file.path} describes no model ({reason}): fetch it again, or {_AS_FOLDER}") from None
+        raise UserError(f"cannot read a config in {file.path} ({reason}): fetch it again, or {_AS_FOLDER}") from None
     build(made, config, file.path)
     return made, config
 
@@ -188,20 +197,25 @@ def _described(file: _File) -> tuple[type, Any]:
     import transformers
 
     if file.architecture not in _CLASSES:
-        raise UserError(f"{file.path} holds a {file.architecture}; known in this form: {', '.join(sorted(_CLASSES))}")
+        raise UserError(
+            f"{file.path} holds a {file.architecture}; known architectures in GGUF files: {', '.join(sorted(_CLASSES))}"
+        )
     name, own, shapes = _CLASSES[file.architecture], file.own(), file.shapes()
     optional = {"attention.head_count_kv", "attention.key_length"}
     if missing := sorted((_FIELDS.keys() - optional - own.keys()) | ({"token_embd.weight"} - shapes.keys())):
         raise UserError(f"{file.path} lacks {', '.join(missing)}: fetch it again")
     if unknown := sorted(own.keys() - _FIELDS.keys() - _ELSEWHERE):
         said = ", ".join(f"{file.architecture}.{key} = {own[key]}" for key in unknown)
-        raise UserError(f"{file.path} says {said}, which has no place here: {_AS_FOLDER}")
+        raise UserError(f"{file.path} has metadata that tapernorm cannot apply, {said}: {_AS_FOLDER}")
     values = {field: own[key] for key, field in _FIELDS.items() if key in own}
     heads = values["num_attention_heads"]
     values.setdefault("num_key_value_heads", heads)
     width = values.setdefault("head_dim", values["hidden_size"] // heads)
     if (turned := own.get("rope.dimension_count", width)) != width:
-        raise UserError(f"{file.path} turns {turned} of the {width} numbers of a head, which has no place here")
+        raise UserError(
+            f"{file.path} rotates {turned} of the {width} channels of a head (rope.dimension_count), and all are "
+            f"needed: {_AS_FOLDER}"
+        )
     made: Any = getattr(transformers, name)
     if file.architecture == "llama":
         values |= {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
@@ -225,7 +239,7 @@ def _fill(model: nn.Module, file: _File) -> None:
     found = {_target(info.name): info for info in file.header.tensors}
     faults = {
         "missing": sorted(targets.keys() - found.keys()),
-        "without a place here": sorted(info.name for name, info in found.items() if name not in targets),
+        "unexpected": sorted(info.name for name, info in found.items() if name not in targets),
         "of another shape": sorted(n for n in targets.keys() & found.keys() if targets[n].shape != found[n].shape),
     }
     if any(faults.values()):
@@ -240,7 +254,7 @@ def _fill(model: nn.Module, file: _File) -> None:
 
 
 def _target(name: str) -> str:
-    """The model's name for a tensor; its own where the model has none."""
+    """Return the model's name for a tensor of the file, or the file's name if there is none."""
     match = _TENSOR.fullmatch(name)
     if match is None or match["name"] not in _NAMES:
         return name
@@ -249,7 +263,7 @@ def _target(name: str) -> str:
 
 
 def _spread(stored: Any, info: Any) -> Tensor:
-    """One tensor as plain numbers."""
+    """Return one tensor, dequantised."""
     from transformers.integrations.gguf.dequant import GGML_BLOCK, dequantize
 
     raw = stored[...]
@@ -259,7 +273,10 @@ def _spread(stored: Any, info: Any) -> Tensor:
 
 
 def _unturned(name: str, values: Tensor, config: Any) -> Tensor:
-    """Rows of a head as transformers turns them, halves apart; llama.cpp keeps the two of a pair side by side."""
+    """Reorder the rows of q and k for transformers' rotary embedding.
+
+    transformers pairs channel i of a head with i + E/2, and llama.cpp pairs 2i with 2i + 1.
+    """
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None:
         return values

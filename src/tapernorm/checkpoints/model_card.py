@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, how to load it, what it lost, and where it comes from."""
+"""The model card of an export: what it is, how to load it, its losses before and after, and its origin."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,21 +18,21 @@ _LOAD = {
     "stock": """\
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained("this folder")  # no remote code""",
+    model = AutoModelForCausalLM.from_pretrained("this folder")  # needs no remote code""",
     "normfree": """\
     import tapernorm
 
-    model = tapernorm.load("this folder")  # float32; makes the self-check""",
+    model = tapernorm.load("this folder")  # float32; runs the self-check""",
 }
 _ABOUT = {
     "stock": (
-        "Every norm is still in the graph and normalises nothing: the config's eps is {eps:.17g}, far above any mean "
-        "square, so that each divides by the constant {root:.17g}, and its gain holds that constant times the trained "
-        "scale. **The eps lives in config.json**: with another one this model is broken. Use float32 or bfloat16; in "
-        "float16 the gains overflow."
+        "Every norm is still in the graph but does not normalise. The config's eps is {eps:.17g}, far above any mean "
+        "square, so that each norm divides by the constant {root:.17g}. Its gain is that constant times the trained "
+        "scale. **Keep the eps in config.json**: with another value the model is broken. Use float32 or bfloat16. "
+        "In float16 the gains overflow."
     ),
-    "normfree": "The tapered norms are gone from the graph: each was folded into the linear maps behind it.",
-    "unfused": "Each tapered norm is a fixed linear map now, a module of its own: it divides by no scale of a token.",
+    "normfree": "The tapered norms are gone from the graph: each was folded into the linear maps that it fed.",
+    "unfused": "Each tapered norm is now a module that computes a fixed linear map. It uses no per-token scale.",
 }
 _COLUMNS = (
     ("CE", "mean", "rows"),
@@ -44,15 +44,19 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Story:
-    """Where an exported model comes from, and what it lost.
+    """Origin, training and losses of an exported model.
 
     Attributes:
         base: hub name or folder of the model that was tapered.
-        data: the text that it was trained on, in words.
-        scores: corpus -> "before" and "after" -> statistics of `rowscore`, with `bits_per_byte`.
-        settings: exactly the settings of the run.
-        commit: of the code that trained it.
-        seen: corpus -> how many `documents` of its `of` distinct ones were trained on; only where some were.
+        base_commit: revision of the base on the hub, or None.
+        licence: licence of the base, or None if it states none.
+        data: description of the training text.
+        steps: number of optimizer steps.
+        scores: corpus -> "before" and "after" -> statistics of its losses, with `bits_per_byte`.
+        settings: all settings of the run.
+        commit: commit of the code that trained the model, or None.
+        seen: corpus -> number of its distinct documents (`of`) and of those seen in training (`documents`). Corpora
+            without such documents are absent.
     """
 
     base: str
@@ -67,7 +71,7 @@ class Story:
 
 
 def render(form: str, exported: nn.Module, dtype: torch.dtype, story: Story | None) -> str:
-    """README.md of an export that loads as the model `exported`, its weights stored as `dtype`."""
+    """Return README.md of an export that loads as `exported` and stores its weights as `dtype`."""
     paragraphs = [*_what(form, exported, dtype, story), *_rest(story)]
     return _header(form, story) + "\n\n".join(paragraphs) + "\n"
 
@@ -84,7 +88,7 @@ def _header(form: str, story: Story | None) -> str:
 
 
 def _what(form: str, exported: nn.Module, dtype: torch.dtype, story: Story | None) -> Iterator[str]:
-    kept = kept_norms(exported, ()) if form == "normfree" else []  # a stock form has none that works
+    kept = kept_norms(exported, ()) if form == "normfree" else []  # no norm of the stock form normalises
     gone = [name for name in architecture_of(exported).norms(exported) if name not in kept]
     made = f", made from {story.base}" if story is not None else ""
     about = _ABOUT["unfused" if any(isinstance(module, FixedScale) for module in exported.modules()) else form]
@@ -93,19 +97,19 @@ def _what(form: str, exported: nn.Module, dtype: torch.dtype, story: Story | Non
     yield f"{size}{made}. {about.format(eps=EPS, root=EPS**0.5)}"
     yield f"- tapered ({len(gone)}): {_listed(gone)}\n- kept ({len(kept)}): {_listed(kept)}"
     yield _LOAD[form]
-    yield "`tapernorm export --check FOLDER` makes the self-check: files by their sha256, logits of fixed tokens."
+    yield "`tapernorm export --check FOLDER` runs the self-check: the sha256 of each file, and logits of fixed tokens."
 
 
 def _rest(story: Story | None) -> Iterator[str]:
     if story is None:
-        yield "Nothing is recorded here of its training and its losses."
+        yield "Its training and its losses were not recorded."
         return
-    yield "## What it lost"
+    yield "## Losses before and after"
     yield from _losses(story.scores, story.seen)
     yield "## How it was made"
     yield (
         f"- base: {story.base}{f' at {story.base_commit}' if story.base_commit else ''}\n"
-        f"- licence of the base: {story.licence or 'not stated in its folder; look it up before you share this'}\n"
+        f"- licence of the base: {story.licence or 'not stated in its folder; look it up before you share the model'}\n"
         f"- data: {story.data}\n"
         f"- {story.steps:,} optimizer steps\n"
         f"- trained by tapernorm at commit {story.commit or 'unknown'}, exported at {code_commit() or 'unknown'}"
@@ -117,7 +121,7 @@ def _losses(scores: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[
     if not scores:
         yield "Not measured."
         return
-    yield "Held-out text, nats/token (CE: mean over all targets; trimmed: without the 2.5 % of rows at either end)."
+    yield "Held-out text, in nats/token. CE: mean over all targets. Trimmed mean: without 2.5 % of rows at each end."
     table = ["| corpus | model | bits/byte | " + " | ".join(title for title, _, _ in _COLUMNS) + " | rows not finite |"]
     table.append("| :-- | :-- |" + " --: |" * (2 + len(_COLUMNS)))
     for corpus, forms in scores.items():
@@ -130,18 +134,18 @@ def _losses(scores: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[
         yield f"**{line}**"
     for corpus in (corpus for corpus in scores if corpus in seen):
         documents, count = seen[corpus]["documents"], seen[corpus]["of"]
-        yield f"**{corpus} was seen in training: {documents} of its {count} documents.** It is no held-out text."
+        yield f"**{corpus} was seen in training: {documents} of its {count} documents.** It is not held out."
 
 
 def worse_than_guessing(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line, in capitals, for each corpus that the model is worse at than a uniform guess over the vocabulary."""
+    """Yield a warning for each corpus on which the model is worse than a uniform guess over the vocabulary."""
     for corpus, forms in scores.items():
         mean, uniform = forms["after"]["rows"]["mean"], forms["after"].get("uniform")
         if uniform is not None and (mean is None or mean > uniform):
             shown = "not finite" if mean is None else f"{mean:.2f} nats/token"
             yield (
-                f"{corpus}: WORSE THAN A UNIFORM GUESS OVER THE VOCABULARY: {shown}, and guessing costs {uniform:.2f}. "
-                "This model is broken; do not use it."
+                f"{corpus}: WORSE THAN A UNIFORM GUESS OVER THE VOCABULARY: {shown}, and the guess costs "
+                f"{uniform:.2f}. This model is broken. Do not use it."
             )
 
 

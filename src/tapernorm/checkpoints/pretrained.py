@@ -1,7 +1,7 @@
-"""A model of transformers, from the hub or a folder: any class that `tapernorm.architectures` knows.
+"""Models of transformers from the hub, a folder or a GGUF file, of any class in `tapernorm.architectures`.
 
-Weights come from safetensors, or with all else out of one GGUF file; code that lies beside them is never run. A
-`source` is such a folder or such a file.
+Weights are read from safetensors or from the GGUF file. Code beside them is never run. A `source` below is such a
+folder or file.
 """
 
 from pathlib import Path
@@ -20,24 +20,25 @@ from .base_config import UnusableWeights, build, read_config, require_norms
 from .gguf import config_of_gguf, is_gguf, licence_of_gguf, load_gguf
 from .tokenizer_files import TOKENIZER_FILES
 
-_SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # of a repository of the hub: all but weights
-_IGNORED = (".attn.masked_bias", ".attn.bias", "rotary_emb.inv_freq")  # buffers that old files hold
+_SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")  # files of a hub repository other than weights
+_IGNORED = (".attn.masked_bias", ".attn.bias", "rotary_emb.inv_freq")  # buffers in old files
 
 
 def find(source: str | Path, *, weights: bool = True) -> Path:
-    """The folder or GGUF file of a model: `source` itself, or the local copy of the hub's repository of that name.
+    """Return the folder or GGUF file of a model: `source` itself, or a local copy of the hub repository of that name.
 
     Args:
-        weights: bring them too; else what is small.
+        source: a folder, a GGUF file, or the name of a hub repository.
+        weights: whether to download the weights too, and not just the small files.
 
     Raises:
-        UserError: there is no such folder or file, and the hub gives none.
+        UserError: there is no such folder or file, and the hub does not provide one.
     """
     here = Path(source).expanduser()
     if here.is_dir() or (is_gguf(here) and here.is_file()):
         return here
     if is_gguf(here):
-        raise UserError(f"there is no file {here}: give the path of a GGUF file that lies here")
+        raise UserError(f"there is no file {here}: give the path of a local GGUF file")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -46,18 +47,18 @@ def find(source: str | Path, *, weights: bool = True) -> Path:
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"no model {str(source)!r}: it is no folder, and the hub gives none ({reason}). Give a folder with "
-            "config.json and model.safetensors, a .gguf file, or a hub name and a network that reaches it"
+            f"no model {str(source)!r}: it is not a folder, and the hub does not provide it ({reason}). Give a folder "
+            "with config.json and model.safetensors, a .gguf file, or a hub name with a network connection"
         ) from None
 
 
 def commit_of(folder: Path) -> str | None:
-    """The revision of the hub's repository that `folder` is a copy of; None for any other folder."""
+    """Return the hub revision of which `folder` is a copy, or None for any other folder."""
     return folder.name if folder.parent.name == "snapshots" else None
 
 
 def licence_of(source: Path) -> str | None:
-    """What the model card there, or the file itself, says of its licence."""
+    """Return the licence that the model card in a folder states, or a GGUF file itself, or None."""
     if is_gguf(source):
         return licence_of_gguf(source)
     from huggingface_hub import metadata_load
@@ -71,7 +72,7 @@ def licence_of(source: Path) -> str | None:
 
 
 def model_digest(source: Path) -> str:
-    """One digest of the config and all weight files in a folder; the sha256 of a GGUF file."""
+    """Return one digest of the config and all weight files in a folder, or the sha256 of a GGUF file."""
     if is_gguf(source):
         return sha256_of(source)
     files = sorted([source / "config.json", *source.glob("*.safetensors")])
@@ -79,24 +80,23 @@ def model_digest(source: Path) -> str:
 
 
 def tokenizer_digest(source: Path) -> str:
-    """One digest of the tokenizer's files in a folder; the sha256 of a GGUF file."""
+    """Return one digest of the tokenizer files in a folder, or the sha256 of a GGUF file."""
     if is_gguf(source):
         return sha256_of(source)
     return digest({name: sha256_of(source / name) for name in TOKENIZER_FILES if (source / name).is_file()})
 
 
 def config_of(source: Path) -> tuple[type, Any]:
-    """Class and config of the model in `source`."""
+    """Return class and config of the model in `source`."""
     return config_of_gguf(source) if is_gguf(source) else read_config(source)
 
 
 @announced("loading a model")
 def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The model in `source`, in eval mode.
+    """Load the model in `source`, in eval mode.
 
     Raises:
-        UserError: it is no base model that is known here, or its weights are missing, damaged, not finite or not what
-            the config describes.
+        UserError: its class is unknown, or its weights are missing, damaged or not finite, or do not fit the config.
     """
     model = load_gguf(source, dtype) if is_gguf(source) else _load_weights(*config_of(source), source, dtype)
     require_finite(model, source)
@@ -104,7 +104,7 @@ def load_pretrained(source: Path, dtype: torch.dtype = torch.float32) -> nn.Modu
 
 
 def _load_weights(kind: type, config: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
-    """A model of transformers of this class and config, its weights those in `folder`."""
+    """Load a model of this class and config with the weights in `folder`."""
     loader: Any = kind
     try:
         model, info = loader.from_pretrained(
@@ -112,7 +112,7 @@ def _load_weights(kind: type, config: Any, folder: Path, dtype: torch.dtype) -> 
             config=config,
             dtype=dtype,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are reported and refused below
+            ignore_mismatched_sizes=True,  # refused below, with names
             output_loading_info=True,
         )
     except SafetensorError as error:
@@ -122,7 +122,7 @@ def _load_weights(kind: type, config: Any, folder: Path, dtype: torch.dtype) -> 
         raise UserError(f"cannot read the weights in {folder}: {reason} (safetensors are needed)") from None
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         said = one_line(error, named=True)
-        raise UserError(f"{folder} cannot be loaded ({said}): mend config.json or generation_config.json") from error
+        raise UserError(f"cannot load {folder} ({said}): correct config.json or generation_config.json") from error
     faults = {name: sorted(map(str, info[name])) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")}
     faults["unexpected_keys"] = [key for key in faults["unexpected_keys"] if not key.endswith(_IGNORED)]
     if any(faults.values()):
@@ -130,27 +130,27 @@ def _load_weights(kind: type, config: Any, folder: Path, dtype: torch.dtype) -> 
         raise UnusableWeights(f"the weights of {folder} do not fit its config: {found}")
     if config.tie_word_embeddings and not has_tied_head(model):
         raise UnusableWeights(
-            f"{folder} says that its head is tied and holds another weight for it: set tie_word_embeddings to false"
+            f"{folder} declares a tied head and holds another weight for it: set tie_word_embeddings to false"
         )
     return model
 
 
 def require_finite(model: nn.Module, place: object) -> None:
-    """Raise UnusableWeights where a weight or buffer of `model`, read from `place`, is not finite."""
+    """Raise UnusableWeights if a weight or buffer of `model`, read from `place`, is not finite."""
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool((finite := tensor.isfinite()).all()):
             bad = int((~finite).sum())
             raise UnusableWeights(
-                f"{name} of {place} holds {bad:,} values of {tensor.numel():,} that are not finite (NaN or infinity): "
-                "no training mends that; fetch the model again, or take another one"
+                f"{name} of {place} holds {bad:,} values of {tensor.numel():,} that are not finite (NaN or infinity), "
+                "which training cannot repair: fetch the model again, or take another one"
             )
 
 
 def skeleton(source: Path) -> nn.Module:
-    """The model that the config in `source` describes, without storage for its weights, as a base to taper.
+    """Build the model that the config in `source` describes, without storage for weights, as a base to taper.
 
     Raises:
-        UserError: it is no base model that is known here, or its norms normalise nothing.
+        UserError: its class is unknown, or its norms do not normalise.
     """
     made, config = config_of(source)
     require_norms(config, source)

@@ -1,7 +1,7 @@
-"""What others put in a norm's place, and how it comes back from disk.
+"""Replacements of norms by modules of other packages, and their restoration from disk.
 
-A replacement's class carries its word in config.json as `stored_as`. The distribution that defines the class registers
-the word in the entry-point group `tapernorm.norms`. What the word names is a `Restore`.
+The attribute `stored_as` of a replacement's class is its word in config.json. The package that defines the class
+registers a `Restore` under this word, in the entry-point group `tapernorm.norms`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,29 +12,30 @@ from torch import Tensor, nn
 from ..util.errors import UserError
 
 GROUP = "tapernorm.norms"
-# Brings the modules of these names in a fresh model into the form that they had; the state is that of the saved model.
+# Replaces the named modules of a fresh model by those of the saved kind, whose state dict is the last argument.
 Restore = Callable[[nn.Module, Sequence[str], Mapping[str, Tensor]], None]
 
 
 def word_of(module: nn.Module) -> str | None:
-    """The word in config.json for a module that replaces a plain one; None: it is registered as no replacement."""
+    """Return the word in config.json of a module that replaces a plain one, or None if it is not a replacement."""
     return getattr(type(module), "stored_as", None)
 
 
 def restorer(word: str, source: str) -> Restore:
-    """How replacements of this word come back.
+    """Return the function that restores replacements of this word.
 
     Args:
+        word: the word in config.json.
         source: the file that holds the word, for the message.
 
     Raises:
-        UserError: nothing that is installed registers the word, or what does cannot be imported.
+        UserError: no installed package registers the word, or the registered function cannot be imported.
     """
     registered = entry_points(group=GROUP, name=word)
     if not registered:
         raise UserError(
-            f"{source} has {word!r} in place of a norm, and no installed package restores it: it is damaged, or "
-            "written by a package that is missing here"
+            f"{source} has {word!r} in place of a norm, and no installed package restores it: install the package that "
+            "wrote it, or restore the file if it is damaged"
         )
     entry = next(iter(registered))
     try:

@@ -1,7 +1,7 @@
-"""What `save_pretrained` of a model of transformers does while its norms are tapered, fixed or gone.
+"""The guard of `save_pretrained` for a transformers model whose norms are tapered, fixed or gone.
 
-Its own would write weights beside a config that promises a stock model: loaded again, at best with a warning, that
-would be another function. Where every norm was tapered, `export` writes a stock model that is the same one.
+The original method would save the weights with the config of a stock model. Loading them would give another function,
+at best with a warning. If every norm is tapered, `export` can write an equivalent stock model.
 """
 
 from functools import partial
@@ -16,8 +16,8 @@ from ..util.atomic_files import read_json, whole_file, write_json
 from ..util.errors import UserError
 
 _METHOD = "save_pretrained"
-# A config.json with these fields is refused by every class of transformers, with the reason in the message. Without
-# them, or without the file, a class takes its default config, and the weights of a GPT-2 small would fit.
+# Every class of transformers refuses a config.json with these fields, and its message shows the reason. Without them or
+# the file, a class takes its default config, which fits the weights of a GPT-2 small.
 UNREADABLE = {
     "model_type": "tapernorm",
     "vocab_size": "no stock model: its norms are tapered, fixed or gone. tapernorm.load reads what tapernorm saved or "
@@ -26,17 +26,17 @@ UNREADABLE = {
 
 
 def guard_saving(model: nn.Module) -> None:
-    """Let `save_pretrained` of this one model write a checkpoint; a copy or a pickle has a method of its own.
+    """Let `save_pretrained` of this model instance write a checkpoint. Deep copies and pickles keep the guard.
 
-    transformers offers no hook before it saves; another class would change the name by which the model is known, and a
-    patch of its class would reach every other model.
+    transformers has no hook before saving. A subclass would change the name of the model's class, and a patch of the
+    class would affect all other models.
     """
     if hasattr(model, _METHOD):
         model.__dict__[_METHOD] = partial(save_checkpoint, model)
 
 
 def unguard_saving(model: nn.Module) -> None:
-    """Give `model` back the method of its class."""
+    """Restore the class's own `save_pretrained` for `model`."""
     model.__dict__.pop(_METHOD, None)
 
 
@@ -47,25 +47,26 @@ def save_checkpoint(
     state_dict: dict[str, Tensor] | None = None,
     **options: Any,
 ) -> None:
-    """Write the weights that training goes on from, with a config.json that every `from_pretrained` refuses.
+    """Write the weights of a training checkpoint, with a config.json that every `from_pretrained` refuses.
 
-    model.safetensors loads into a model whose norms were changed alike, with strict=False where a tied head is stored
-    once. The taper's own state is `Taper.state_dict`.
+    model.safetensors loads into a model whose norms were changed in the same way. A tied head is stored once, which
+    needs strict=False. The taper's own state is `Taper.state_dict`.
 
     Raises:
-        UserError: an option of `save_pretrained` that a checkpoint has no place for, or a folder with another model.
+        UserError: a checkpoint does not support an option of `save_pretrained`, or the folder holds another model.
     """
     if options:
         raise UserError(
-            f"a model with changed norms is saved as a checkpoint, which takes no {', '.join(sorted(options))}: for a "
-            "model to load anywhere, export it at g = 0, or detach() the taper at g = 1, and save that"
+            f"save_pretrained of a model with changed norms writes a training checkpoint, which takes no "
+            f"{', '.join(sorted(options))}: for a model that loads anywhere, export it at g = 0, or detach() the taper "
+            "at g = 1 and save that model"
         )
     if not is_main_process:
         return
     folder = Path(save_directory)
     config = folder / "config.json"
     if config.exists() and read_json(config) != UNREADABLE:
-        raise UserError(f"{folder} holds another model, and this would take its weights' place: give an empty folder")
+        raise UserError(f"{folder} holds another model, whose weights would be overwritten: give an empty folder")
     state = dict(model.state_dict() if state_dict is None else state_dict)
     if has_tied_head(model):
         state.pop(f"{architecture_of(model).head}.weight", None)

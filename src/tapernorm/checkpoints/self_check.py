@@ -1,4 +1,4 @@
-"""The self-check of an export: which files it is made of, and what its model answers to fixed tokens.
+"""The self-check of an export: the sha256 of its files, and its model's logits of fixed tokens.
 
 B sequences, T tokens, V vocabulary.
 """
@@ -19,28 +19,30 @@ from ..util.errors import UserError
 from ..util.rng import generator
 
 FILE = "selfcheck.safetensors"
-CARD = "README.md"  # people edit it: it is no part of the check, and its hash tells whether they did
-NEW_CARD = "README.new.md"  # beside one that was edited
+CARD = "README.md"  # users may edit it, so it is not checked; its hash shows whether they did
+NEW_CARD = "README.new.md"  # the new card beside an edited one
 _SEQUENCES, _LENGTH = 4, 16
-_TOLERANCE = 1e-3  # of the largest logit: float32 on two machines parts by some 1e-6 of it, a fault by about all of it
+_TOLERANCE = (
+    1e-3  # of the largest logit: two machines differ by about 1e-6 of it in float32, a fault by about all of it
+)
 
 
 class FormFailed(UserError):
-    """A form of an export does not compute what the folded model does, or nothing finite."""
+    """The error for an exported form that does not compute what the folded model computes, or nothing finite."""
 
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """What a whole export is known by."""
+    """The recorded files, tokens and logits of an export."""
 
     files: dict[str, str]  # name -> sha256
     tokens: Tensor  # (B, T) int64
     logits: Tensor  # (B, V) float32, of the token after each sequence
-    card: str | None = None  # sha256 of the model card as it was written; None: an earlier version did not say
+    card: str | None = None  # sha256 of the model card as written; None in exports of an earlier version
 
     @classmethod
     def of(cls, folder: Path, model: nn.Module) -> Self:
-        """The check of an export in `folder` that loads as `model`."""
+        """Compute the self-check of an export in `folder` that loads as `model`."""
         tokens = typical_tokens(model)
         files = {
             p.name: sha256_of(p)
@@ -52,10 +54,16 @@ class SelfCheck:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The check that lies in `folder`."""
+        """Read the self-check in `folder`.
+
+        Raises:
+            UserError: there is none, or it is damaged.
+        """
         path = folder / FILE
         if not path.is_file():
-            raise UserError(f"{folder} holds no {FILE}: it is no export, or not all of one; export the model again")
+            raise UserError(
+                f"{folder} has no {FILE}: it is not an export, or an incomplete one; export the model again"
+            )
         try:
             with safe_open(path, framework="pt") as opened:
                 told = opened.metadata() or {}
@@ -69,47 +77,51 @@ class SelfCheck:
             raise _failed(folder, f"{FILE} is damaged ({error})") from None
 
     def write(self, folder: Path) -> None:
-        """Store the check beside the files that it vouches for."""
+        """Write the self-check into `folder`."""
         told = {"files": json.dumps(self.files)} | ({} if self.card is None else {"card": self.card})
         content = to_bytes({"tokens": self.tokens, "logits": self.logits}, metadata=told)
         with whole_file(folder / FILE) as temporary:
             temporary.write_bytes(content)
 
     def written(self, folder: Path) -> set[str]:
-        """Names of what the export in `folder` is made of; a model card that was edited since is not among them."""
+        """Return the names of the files of the export in `folder`, without a model card that was edited since."""
         edited = (folder / CARD).is_file() and sha256_of(folder / CARD) != self.card
         return {*self.files, FILE, NEW_CARD, *(() if edited else (CARD,))}
 
     def require_files(self, folder: Path) -> None:
-        """Raise UserError, with its name, where a file of the export is missing or not what was exported."""
+        """Raise UserError if a file of the export is missing or has changed."""
         for name, digest in self.files.items():
             if not (folder / name).is_file():
                 raise _failed(folder, f"{name} is missing")
             if sha256_of(folder / name) != digest:
-                raise _failed(folder, f"{name} is not the file that was exported (sha256 {digest[:12]}…)")
+                raise _failed(folder, f"{name} has changed since the export (its sha256 was {digest[:12]}…)")
 
     def require_logits(self, folder: Path, model: nn.Module) -> float:
-        """The largest difference from the stored logits."""
+        """Return the largest difference between the model's logits of the fixed tokens and the stored ones.
+
+        Raises:
+            UserError: the difference is larger than rounding explains.
+        """
         difference = (_last_logits(model, self.tokens) - self.logits).abs().max().item()
         allowed = _TOLERANCE * self.logits.abs().max().item()
         if not difference <= allowed:
             raise _failed(
                 folder,
-                f"the logits of its fixed tokens differ by {difference:.3g} from the stored ones, and rounding explains"
-                f" {allowed:.3g}",
+                f"the logits of the fixed tokens differ by {difference:.3g} from the stored ones, and rounding "
+                f"explains {allowed:.3g}",
             )
         return difference
 
 
 @torch.no_grad()
 def typical_tokens(model: nn.Module) -> Tensor:
-    """A few token ids (B, T) that the model itself draws, each sequence from another first one.
+    """Sample token ids (B, T) from the model itself, each sequence from another first token.
 
-    Without norms, on random ids, logits can be of any size, and their rounding too. A sequence whose logits are not
-    finite is dropped.
+    Random ids would not do: without norms, their logits can be of any size, and so can the rounding. A sequence whose
+    logits are not finite is dropped.
 
     Raises:
-        FormFailed: that is every sequence.
+        FormFailed: no sequence has finite logits.
     """
     draw = generator(0, "selfcheck")
     tokens = torch.randint(vocabulary_of(model), (_SEQUENCES, 1), generator=draw)
@@ -117,7 +129,7 @@ def typical_tokens(model: nn.Module) -> Tensor:
         logits = _last_logits(model, tokens)
         finite = logits.isfinite().all(dim=1)
         if not finite.any():
-            raise FormFailed(f"the model's logits are not finite after {tokens.shape[1]} tokens: train it for longer")
+            raise FormFailed(f"the model's logits are not finite after {tokens.shape[1]} tokens: train for more steps")
         tokens, logits = tokens[finite], logits[finite]
         if tokens.shape[1] >= min(_LENGTH, context_of(model)):
             return tokens
@@ -131,4 +143,4 @@ def _last_logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _failed(folder: Path, why: str) -> UserError:
-    return UserError(f"self-check of {folder} failed: {why}; fetch or export it again")
+    return UserError(f"the self-check of {folder} failed: {why}; fetch or export the model again")

@@ -1,10 +1,10 @@
-"""A tapered model in the stock form of its class: its norms stay in the graph and divide by a constant.
+"""The stock form of a tapered model: an unchanged class of transformers whose norms divide by a constant.
 
-With eps far above any mean square, sqrt(mean(h^2) + eps) is sqrt(eps) whatever the token, so that a stock norm of gain
-w is the linear map h w / sqrt(eps). w = sqrt(eps) c gamma_t gives the tapered norm's g = 0 map. Here eps is a power of
-four: the sum rounds to it, its root is a power of two, and the division costs no digit.
+If eps is far above any mean square, sqrt(mean(h^2) + eps) is sqrt(eps) for every token. A stock norm of gain w is then
+the linear map h w / sqrt(eps). With w = sqrt(eps) c gamma_t it is the tapered norm's g = 0 map. eps is a power of four,
+so that the sum rounds to eps and the division by its root, a power of two, is exact.
 
-All norms of a model read the one eps of its config, so a single norm that still normalises rules this form out.
+All norms of a model read one eps in its config. The form therefore exists only if every norm is tapered.
 """
 
 import copy
@@ -21,53 +21,55 @@ from .self_check import FormFailed
 from .store import blank
 
 EPS = 2.0**80
-DISARMED_EPS = 1e6  # no mean square of a residual stream comes near: a norm with such an eps divides by a constant
-_FIELDS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")  # what configs of transformers call eps
-_REMEDY = "export it as `normfree`, which has no norms"
+DISARMED_EPS = 1e6  # far above the mean square of any residual stream: a norm with such an eps divides by a constant
+_FIELDS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")  # names of eps in configs of transformers
+_REMEDY = "use form `normfree`, which has no norms"
 
 
 def refuse_dtype(dtype: torch.dtype) -> None:
-    """Raise UserError where the gains overflow."""
+    """Raise UserError if the gains of the stock form overflow in `dtype`."""
     if dtype == torch.float16:
         gain, largest = math.sqrt(EPS), torch.finfo(torch.float16).max
         raise UserError(
-            f"form stock has gains of about {gain:.1g} and float16 ends at {largest:.0f}: export it in bfloat16 or "
+            f"form stock has gains of about {gain:.1g}, and float16 ends at {largest:.0f}: set dtype to bfloat16 or "
             f"float32, or {_REMEDY}"
         )
 
 
 def why_not_stock(model: nn.Module, tapered: set[str]) -> str | None:
-    """Why a model whose norms `tapered` (full names) are tapered has no stock form; None: it has one."""
+    """Return why a model with the tapered norms `tapered` (full names) has no stock form. None: it has one."""
     arch = architecture_of(model)
     if not arch.hugging_face:
-        return f"a {type(model).__name__} is no class of transformers"
+        return f"a {type(model).__name__} is not a class of transformers"
     if kept := kept_norms(model, tapered):
         shown = ", ".join(kept[:3]) + (f" and {len(kept) - 3} more" if len(kept) > 3 else "")
-        return f"its eps lives in the config, for all norms at once, and {shown} would stop normalising too"
+        return f"all norms read one eps in the config, and {shown} would stop normalising too"
     if eps_field(model.config) is None:
-        return f"the config of a {type(model).__name__} has no eps: it is fixed in the code"
+        return f"the config of a {type(model).__name__} has no eps, which its code fixes"
     return None
 
 
 def eps_field(config: Any) -> str | None:
-    """The config's field for the eps of the norms."""
+    """Return the name of the config field that holds the norms' eps, or None."""
     return next((name for name in _FIELDS if hasattr(config, name)), None)
 
 
 @torch.no_grad()
 def disarmed(model: nn.Module) -> nn.Module:
-    """A stock model of the same class that computes what the tapered `model` computes at g = 0.
+    """Return a stock model of the same class that computes what the tapered `model` computes at g = 0.
 
     Raises:
-        UserError: nothing is tapered, the gate is not 0, or there is no such model (the message says why).
+        UserError: no norm is tapered, or the gate is not 0.
+        FormFailed: the model has no stock form.
     """
     norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, TaperNorm)}
     if not norms:
-        raise UserError("form stock is made from a tapered model, and no norm of this one is: give the run's own model")
+        raise UserError("form stock needs a tapered model, and no norm of this one is tapered: give the run's model")
     for norm in norms.values():
         if norm.gate.form is not Form.LINEAR:
             raise UserError(
-                f"the gate is {norm.gate.value.item():g} and form stock needs 0: Taper.set_gate(0), or train to the end"
+                f"the gate is {norm.gate.value.item():g} and form stock needs 0: call Taper.set_gate(0), or train to "
+                "the end of the schedule"
             )
     if (reason := why_not_stock(model, set(norms))) is not None:
         raise FormFailed(f"this model has no stock form: {reason}; {_REMEDY}")

@@ -1,6 +1,6 @@
-"""A finished model on disk: model.safetensors and config.json in one folder.
+"""The storage of finished models: a folder with model.safetensors and config.json.
 
-generation_config.json lies beside them where a model of transformers has one that its config does not imply.
+generation_config.json is saved too, if a model of transformers has one that its config does not imply.
 """
 
 from dataclasses import asdict
@@ -30,25 +30,26 @@ M = TypeVar("M", bound=nn.Module)
 FORMAT = 3
 MODEL_FILES = ("config.json", "model.safetensors")
 GENERATION = "generation_config.json"
-TAPERED, FIXED, ABSENT = "tapered", "fixed_scale", "absent"  # what may stand in a norm's place; others register theirs
+TAPERED, FIXED, ABSENT = "tapered", "fixed_scale", "absent"  # words for a norm's place; `replacements` registers others
 _OF_THE_FILE = {"_name_or_path", "architectures", "dtype", "model_type", "torch_dtype", "transformers_version"}
 
 
 def save(model: nn.Module, folder: Path) -> None:
-    """Write weights and config of a model: plain, tapered, folded, or with replacements of norms.
+    """Save weights and config of a model: plain, tapered, folded, or with replaced norms.
 
-    A tied head is stored once.
-
-    config.json names every norm that is not the plain one, and what stands in its place. The gate is not stored:
-    a saved taper is loaded at g = 0.
+    config.json lists every norm that is not plain, and its replacement. A tied head is stored once. The gate is not
+    stored: a tapered model is loaded at g = 0.
 
     Raises:
-        UserError: unknown architecture, or a config that says of the head what is not so.
+        UserError: the architecture is unknown, or the config contradicts whether the head is tied.
     """
     arch = architecture_of(model)
     state = {k: v.contiguous() for k, v in model.state_dict().items()}
     if has_tied_head(model) != (tied := getattr(model.config, arch.tied)):
-        raise UserError(f"{arch.tied} is {tied} in the model's config and its {arch.head} is not so: set one right")
+        raise UserError(
+            f"{arch.tied} is {tied} in the model's config, and its {arch.head} is {'not ' if tied else ''}tied: "
+            f"set {arch.tied} to {not tied}"
+        )
     if tied:
         del state[f"{arch.head}.weight"]
     with whole_file(folder / "model.safetensors") as temporary:
@@ -65,13 +66,14 @@ def save(model: nn.Module, folder: Path) -> None:
 
 @announced("loading a model")
 def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
-    """The model saved in `folder`, in float32 and eval mode; a tapered one at g = 0.
+    """Load the model saved in `folder`, in float32 and eval mode. A tapered model has g = 0.
 
     Args:
-        kind: the class that the caller can use.
+        folder: the folder that `save` wrote.
+        kind: the class that the model must have.
 
     Raises:
-        UserError: a file is missing or damaged, was written in another format, or holds a model of another class.
+        UserError: a file is missing, damaged or of another format, or the model has another class.
     """
     folder = Path(folder)
     for name in MODEL_FILES:
@@ -80,10 +82,10 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
     source = f"{folder}/config.json"
     config = read_json(folder / "config.json")
     if config.get("format") != FORMAT:
-        raise UserError(f"{source} has format {config.get('format')!r}; this version reads {FORMAT}")
+        raise UserError(f"{source} has format {config.get('format')!r}, and this version reads format {FORMAT}")
     needed = {"architecture": str, "config": dict, "norms": dict}
     if missing := sorted(key for key, kind in needed.items() if not isinstance(config.get(key), kind)):
-        raise UserError(f"{source} lacks {', '.join(missing)}: it is damaged, run the job that wrote it again")
+        raise UserError(f"{source} lacks {', '.join(missing)}: it is damaged; run the job that wrote it again")
     try:
         state = load_file(folder / "model.safetensors")
     except SafetensorError as error:
@@ -104,7 +106,7 @@ def load(folder: str | Path, kind: type[M] = nn.Module) -> M:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether config.json there is one of this module's, of any format; a damaged one is not, nor transformers' own."""
+    """Return whether `save` wrote the config.json in `folder`, in any format. A damaged file gives False."""
     try:
         return "format" in read_json(folder / "config.json")
     except (OSError, UserError):
@@ -114,13 +116,13 @@ def is_ours(folder: Path) -> bool:
 def _config_of(model: nn.Module, arch: Architecture) -> dict[str, Any]:
     config: Any = model.config
     if arch.hugging_face:
-        # Of its own class: what it inherits is about tasks and files.
+        # Only the fields of its own class: inherited fields are about tasks and files.
         return {field: getattr(config, field) for field in get_annotations(type(config))}
     return asdict(config)
 
 
 def _more_of(model: nn.Module, arch: Architecture, own: dict[str, Any]) -> dict[str, Any]:
-    """What a config of transformers says beyond `own`, its defaults and the file that it came from."""
+    """Return the values of a transformers config that `own`, its defaults and its file's metadata do not imply."""
     if not arch.hugging_face:
         return {}
     config: Any = model.config
@@ -132,7 +134,7 @@ def _more_of(model: nn.Module, arch: Architecture, own: dict[str, Any]) -> dict[
 def _save_generation(model: nn.Module, folder: Path) -> None:
     known: Any = getattr(model, "generation_config", None)
     if known is None or known == type(known).from_model_config(model.config):
-        (folder / GENERATION).unlink(missing_ok=True)  # that of an earlier model
+        (folder / GENERATION).unlink(missing_ok=True)  # an earlier model may have left one
     else:
         write_text(folder / GENERATION, known.to_json_string(use_diff=True, keys_to_pop=["compile_config"]))
 
@@ -148,7 +150,7 @@ def _load_generation(model: nn.Module, path: Path) -> None:
 
 
 def _build(name: str, config: dict[str, Any], more: dict[str, Any], source: str) -> nn.Module:
-    """A model of that class and config, its weights yet to be loaded."""
+    """Build a model of that class and config, without loading its weights."""
     if name not in ARCHITECTURES:
         raise UserError(f"{source} has the architecture {name!r}; known: {', '.join(sorted(ARCHITECTURES))}")
     if not ARCHITECTURES[name].hugging_face:
@@ -171,7 +173,7 @@ def _damaged(place: str | Path, error: Exception) -> UserError:
 
 
 def blank(kind: type[M], config: Any) -> M:
-    """A model of a class of transformers, its weights tied but yet to be set; draws no random number."""
+    """Build a transformers model with tied but uninitialised weights. It draws no random number."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
@@ -181,7 +183,7 @@ def blank(kind: type[M], config: Any) -> M:
 
 
 def _changed_norms(model: nn.Module, arch: Architecture) -> dict[str, str]:
-    """Norm -> what stands in its place, for every norm that is not plain."""
+    """Return the word of every norm that is not plain, by full name."""
     own = {TaperNorm: TAPERED, FixedScale: FIXED, nn.Identity: ABSENT}
     norms = {name: model.get_submodule(name) for name in arch.norms(model)}
     words = {
@@ -192,22 +194,22 @@ def _changed_norms(model: nn.Module, arch: Architecture) -> dict[str, str]:
 
 
 def _is_tapered(word: str) -> bool:
-    """Whether the word is of a tapered norm; a variety of one that others register is called `tapered_...`."""
+    """Return whether the word is that of a tapered norm: "tapered", or "tapered_..." for registered variants."""
     return word.partition("_")[0] == TAPERED
 
 
 def _embedding_of(model: nn.Module) -> str:
-    """Name of the token embedding."""
+    """Return the full name of the token embedding."""
     return next(name for name, module in model.named_modules() if isinstance(module, nn.Embedding))
 
 
 def _change_norms(model: nn.Module, norms: dict[str, str], state: dict[str, Tensor], source: str) -> None:
-    """Bring the norms of a fresh model into the saved form."""
+    """Replace the norms of a fresh model as `norms` (full name -> word) says."""
     arch = architecture_of(model)
     known = arch.norms(model)
     for name, word in norms.items():
         if name not in known or not isinstance(word, str):
-            raise UserError(f"{source} has {name!r} as {word!r}: it is damaged, run the job that wrote it again")
+            raise UserError(f"{source} has {name!r} as {word!r}: it is damaged; run the job that wrote it again")
     own = (TAPERED, FIXED, ABSENT)
     restorers = {word: restorer(word, source) for word in sorted(set(norms.values())) if word not in own}
     tapered = [name for name, word in norms.items() if _is_tapered(word)]
@@ -223,7 +225,7 @@ def _change_norms(model: nn.Module, norms: dict[str, str], state: dict[str, Tens
             model.set_submodule(name, FixedScale(width, centre=isinstance(norm, LayerNorm), bias=bias))
         elif word == ABSENT:
             model.set_submodule(name, nn.Identity())
-            for consumer in arch.consumers(name) if bias else ():  # the norm's bias went into the maps behind it
+            for consumer in arch.consumers(name) if bias else ():  # folding moved the norm's bias into these maps
                 give_bias(model.get_submodule(consumer))
 
 

@@ -1,4 +1,4 @@
-"""The files that a tokenizer of transformers may be made of; a model's folder may hold any of them."""
+"""The files that a tokenizer of transformers may consist of. A model's folder holds some of them."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -1,6 +1,6 @@
-"""Where a folded model goes on living: tools of interpretability and of evaluation.
+"""Adapters of a folded model to tools for interpretability and evaluation.
 
-Each of them is an extra, and is imported when its function is called.
+Each tool is an optional extra, imported when its function is called.
 """
 
 from importlib import import_module
@@ -25,45 +25,45 @@ def lm_eval(
     max_length: int | None = None,
     add_bos_token: bool | None = None,
 ) -> "HFLM":
-    """The language model that `lm_eval.simple_evaluate(model=...)` of lm-evaluation-harness takes.
+    """Wrap `model` for lm-evaluation-harness: the result is an argument of `lm_eval.simple_evaluate(model=...)`.
 
-    It holds `model` itself, which is put into eval mode and stays where it is: move it, or give it another dtype,
-    before. Log-probabilities are taken in float32.
+    The wrapper puts `model` itself into eval mode and keeps its device and dtype, so set these first. It computes
+    log-probabilities in float32.
 
     Args:
-        model: folded, tapered or plain, of a class of transformers.
-        tokenizer: of transformers; a copy of it is kept. Where it has no `eos_token`, its `bos_token` ends a text.
+        model: a folded, tapered or plain model of a class of transformers.
+        tokenizer: a tokenizer of transformers, which is copied. Without an `eos_token`, its `bos_token` ends a text.
         batch_size: texts per forward pass.
-        max_length: tokens of a text, at most; None: the model's context.
-        add_bos_token: whether texts begin with the mark; None: as the tokenizer does by itself.
+        max_length: longest text, in tokens. None takes the model's context.
+        add_bos_token: whether to put the `bos_token` before each text. None takes the tokenizer's default.
 
     Raises:
-        UserError: the harness is not installed, or has no place for this model or tokenizer.
+        UserError: the harness is not installed, or it does not support this model or tokenizer.
     """
     made = _module("_harness", package="lm_eval", extra="lm_eval").harness
     return made(model, tokenizer, batch_size=batch_size, max_length=max_length, add_bos_token=add_bos_token)
 
 
 def transformer_lens(model: nn.Module, tokenizer: Any = None) -> "TransformerBridge":
-    """A TransformerLens bridge of a copy of `model`, in eval mode; where a norm is gone, there is none in it.
+    """Build a TransformerLens bridge of a copy of `model`, in eval mode, without the norms that were folded away.
 
-    All hooks of TransformerLens are there. Those of a norm that is gone see what passes: its `hook_scale` is 1.
-    Text becomes the tokens that `tokenizer` itself makes of it (`prepend_bos=True` puts a mark before them), and
-    nothing is fetched. The bridge is made only if its logits are the model's own.
+    The bridge has all hooks of TransformerLens. At a folded norm they see the unchanged residual stream, and
+    `hook_scale` is 1. Text is encoded by `tokenizer` alone, and nothing is downloaded. `prepend_bos=True` puts the
+    `bos_token` first. The logits of the bridge are compared with the model's before it is returned.
 
     Args:
-        model: folded, wholly or in part, or plain; of a class that TransformerLens knows, or our Decoder.
-        tokenizer: of transformers, for text instead of token ids; a copy of it is kept.
+        model: a folded, partly folded or plain model: a `Decoder`, or of a class that TransformerLens supports.
+        tokenizer: a tokenizer of transformers, which is copied. Without one, the bridge takes token ids alone.
 
     Raises:
-        UserError: TransformerLens is not installed or has no place for this model, a norm is tapered and not folded,
-            or the logits differ.
+        UserError: TransformerLens is not installed or does not support this model. A norm is tapered but not folded.
+            The logits of the bridge differ from the model's.
     """
     return _module("_lens", package="transformer_lens", extra="interp").bridge(model, tokenizer)
 
 
 def _module(name: str, *, package: str, extra: str) -> Any:
-    """A module of this package that needs `package`."""
+    """Import module `name` of this package, which needs `package`."""
     try:
         return import_module(f".{name}", __name__)
     except ModuleNotFoundError as error:

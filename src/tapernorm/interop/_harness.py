@@ -1,7 +1,7 @@
-"""A folded model as the language model of lm-evaluation-harness: its own class for models of transformers.
+"""A folded model as a language model of lm-evaluation-harness, by the harness's class for models of transformers.
 
-That class takes a model as it stands and calls it as anybody would; what is settled here is what it would otherwise
-settle silently: the precision of its log-probabilities, the mark that ends a text, and that the model stays as it is.
+This module sets what the class would otherwise choose silently: the dtype of log-probabilities, and the token that ends
+a text. It also checks that the class does not tie an untied head.
 """
 
 import copy
@@ -24,22 +24,22 @@ def harness(
     max_length: int | None,
     add_bos_token: bool | None,
 ) -> HFLM:
-    """What `interop.lm_eval` says."""
+    """Wrap `model` as `interop.lm_eval` documents."""
     if not architecture_of(model).hugging_face:
         raise UserError(
-            f"the harness needs a model of transformers, which a {type(model).__name__} is not: "
-            "`tapernorm evaluate` scores it"
+            f"model must be of a class of transformers, got a {type(model).__name__}: `tapernorm evaluate` scores it "
+            "without the harness"
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise UserError(
-            f"the harness needs a tokenizer of transformers, which a {type(tokenizer).__name__} is not: "
-            "AutoTokenizer.from_pretrained(folder) gives the one of an export"
+            f"tokenizer must be one of transformers, got a {type(tokenizer).__name__}: load that of an export by "
+            "AutoTokenizer.from_pretrained(folder)"
         )
-    own = copy.deepcopy(tokenizer)  # the harness gives it a padding token
+    own = copy.deepcopy(tokenizer)  # the harness adds a padding token
     if own.eos_token is None:
         if own.bos_token is None:
-            raise UserError("the tokenizer has no mark that ends a text: set its eos_token")
-        own.eos_token = own.bos_token  # what separates texts, then
+            raise UserError("tokenizer has neither an eos_token nor a bos_token to end a text: set its eos_token")
+        own.eos_token = own.bos_token
     tied = has_tied_head(model)
     maker: Any = HFLM
     made = maker(
@@ -51,5 +51,5 @@ def harness(
         add_bos_token=add_bos_token,
         softmax_dtype=torch.float32,
     )
-    assert has_tied_head(model) == tied  # it ties what the config says is tied, and a fold has untied that
+    assert has_tied_head(model) == tied  # the harness ties what the config declares tied; fold has changed that
     return made

@@ -1,7 +1,7 @@
-"""A bridge of TransformerLens in which a norm that is gone stays gone.
+"""A bridge of TransformerLens that does not normalise where a norm was folded away.
 
-TransformerLens's component for a norm normalises by itself, with the gain and bias of whatever module it finds there.
-Where a norm is gone, that place gets a component that lets it be.
+TransformerLens's own component for a norm normalises, with the gain and bias of the module at that place. Here a folded
+norm gets a component that applies the module unchanged.
 """
 
 import copy
@@ -31,23 +31,21 @@ _GONE = (nn.Identity, FixedScale)
 
 
 class NormFreeBridge(GeneralizedComponent):
-    """Where a norm was: its module as it stands, with the hooks of a norm around it.
-
-    What a norm divides by, `hook_scale`, is 1 here, so that whatever asks the cache for it finds what holds.
-    """
+    """The module in a folded norm's place, with the hooks of a norm. `hook_scale`, the divisor of a norm, is 1."""
 
     def forward(self, h: Tensor) -> Tensor:
+        """Apply the module to h (B, T, D)."""
         scale = self.hook_scale(torch.ones_like(h[..., :1]))
         normalized = self.hook_normalized(self.hook_in(h) / scale)
         return self.hook_out(cast(nn.Module, self.original_component)(normalized))
 
 
 def bridge(model: nn.Module, tokenizer: Any = None) -> TransformerBridge:
-    """See `interop.transformer_lens`."""
+    """Build the bridge that `interop.transformer_lens` documents."""
     arch = architecture_of(model)
     sites = {name: model.get_submodule(name) for name in arch.norms(model)}
     _require_known(model, sites)
-    source: Any = copy.deepcopy(model).eval()  # a bridge is built into the model that it is given
+    source: Any = copy.deepcopy(model).eval()  # TransformerLens changes the model from which it builds a bridge
     tokens = typical_tokens(source).to(next(source.parameters()).device)
     with torch.no_grad(), _widened(source):
         expected = logits_of(source, tokens)
@@ -56,7 +54,7 @@ def bridge(model: nn.Module, tokenizer: Any = None) -> TransformerBridge:
     for name, site in sites.items():
         if isinstance(site, _GONE):
             place: Any = twin.get_submodule(name)
-            place.__class__ = NormFreeBridge  # so late, because one template serves all blocks, whatever is left there
+            place.__class__ = NormFreeBridge  # after the build, because one template serves all blocks
     _require_same(made, tokens, expected)
     if tokenizer is not None:
         _give_tokenizer(made, tokenizer)
@@ -66,13 +64,13 @@ def bridge(model: nn.Module, tokenizer: Any = None) -> TransformerBridge:
 def _require_known(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
     name = type(model).__name__
     if not isinstance(model, Decoder) and name not in SUPPORTED_ARCHITECTURES:
-        raise UserError(f"TransformerLens has no adapter for a {name}; nnsight takes any model")
+        raise UserError(f"TransformerLens has no adapter for a {name}: use nnsight, which takes any model")
     for site, module in sites.items():
-        kind = type(module)  # exactly: what derives from a norm computes another thing
+        kind = type(module)  # the exact class: a subclass of a norm may compute anything
         if not isinstance(module, _GONE) and f"{kind.__module__}.{kind.__qualname__}" not in KINDS:
             raise UserError(
-                f"{site} is a {kind.__name__}, and TransformerLens would compute a plain norm in its place: "
-                "give it a folded model, fold(model)[0], whose norms are gone or plain"
+                f"{site} is a {kind.__name__}, in whose place TransformerLens would compute a plain norm: pass a "
+                "folded model, fold(model)[0]"
             )
 
 
@@ -84,12 +82,12 @@ def _build(twin: nn.Module, sites: Mapping[str, nn.Module]) -> TransformerBridge
             twin, name, hf_config=library.config, post_adapter_hook=lambda adapter: _describe(adapter, sites)
         )
     except (AssertionError, RuntimeError) as error:
-        reason = str(error) or "it asserts what does not hold of this model"
-        raise UserError(f"TransformerLens cannot bridge this {name}: {reason}; nnsight takes any model") from error
+        reason = str(error) or "one of its assertions fails"
+        raise UserError(f"TransformerLens cannot bridge this {name}: {reason}; use nnsight instead") from error
 
 
 def _describe(adapter: ArchitectureAdapter, sites: Mapping[str, nn.Module]) -> None:
-    """Tell the adapter what is left of the norms: its processing of weights goes by that."""
+    """Describe the remaining norms to the adapter, which processes the weights accordingly."""
     library: Any = adapter
     cfg = library.cfg
     kept = [site for site in sites.values() if not isinstance(site, nn.Identity)]
@@ -97,15 +95,15 @@ def _describe(adapter: ArchitectureAdapter, sites: Mapping[str, nn.Module]) -> N
         cfg.normalization_type = None
     fixed = [site for site in kept if isinstance(site, FixedScale)]
     centred = any(site.centre if isinstance(site, FixedScale) else kind_of(site).centres for site in kept)
-    if centred and cfg.normalization_type == "RMS":  # of a Decoder: a LLaMA has no LayerNorm
+    if centred and cfg.normalization_type == "RMS":  # a Decoder with LayerNorm, which LLaMA does not have
         cfg.normalization_type, cfg.uses_rms_norm, cfg.final_rms = "LN", False, False
     if fixed and getattr(cfg, "rmsnorm_uses_offset", False):
-        library.supports_fold_ln = False  # it would take the gain of a FixedScale for 1 + weight
+        library.supports_fold_ln = False  # it would read the gain of a FixedScale as 1 + weight
     _split_biases(library)
 
 
 def _split_biases(adapter: Any) -> None:
-    """A folded beta is a bias where the class has none; say that it is split by heads, as the weight is."""
+    """Split the biases that folding adds (b' = beta W) by heads, as the adapter splits the weights."""
     grouped = adapter.cfg.n_key_value_heads or adapter.cfg.n_heads
     conversions = adapter.weight_processing_conversions or {}
     for part, heads in {"q": adapter.cfg.n_heads, "k": grouped, "v": grouped}.items():
@@ -117,25 +115,26 @@ def _split_biases(adapter: Any) -> None:
 
 @torch.no_grad()
 def _require_same(made: TransformerBridge, tokens: Tensor, expected: Tensor) -> None:
-    """Raise UserError where the bridge computes anything but the model, whose logits are `expected`, `_widened`.
+    """Raise UserError if the logits of the bridge are not `expected`, the model's own in at least float32.
 
-    Half of the digits of float32 must agree, in which transformers takes a softmax even of a wider model: rounding
-    touches far fewer, another function leaves none.
+    Half of the digits of float32 must agree. Rounding changes far fewer digits, and another function changes all.
+    The dtype is float32 because transformers computes a softmax in it even in wider models.
     """
     with _widened(made):
         difference = (made(tokens) - expected).abs().max().item()
     allowed = math.sqrt(torch.finfo(torch.float32).eps) * expected.abs().max().item()
     if not difference <= allowed:
         raise UserError(
-            f"the bridge is not the model: its logits differ by {difference:.3g}, and rounding explains {allowed:.3g}; "
-            "use nnsight, which runs the model's own code, and report the class and config of the model"
+            f"the TransformerLens bridge does not compute what the model computes: its logits differ by "
+            f"{difference:.3g}, and rounding explains {allowed:.3g}. Use nnsight, which runs the model's own code, and "
+            "report the class and config of the model"
         )
 
 
 @contextmanager
 def _widened(module: nn.Module) -> Iterator[None]:
-    """The numbers of `module` in float32 while inside, where they are narrower: in bfloat16 rounding hides faults."""
-    # Of the class itself: a bridge's own `parameters` names those of the model it came from.
+    """Convert narrower parameters and buffers of `module` to float32 inside: rounding in bfloat16 would hide faults."""
+    # nn.Module's own methods: a bridge overrides `parameters`.
     tensors = chain(nn.Module.parameters(module), nn.Module.buffers(module))
     narrow = [(tensor, tensor.data) for tensor in tensors if tensor.is_floating_point() and tensor.itemsize < 4]
     try:
@@ -148,10 +147,10 @@ def _widened(module: nn.Module) -> Iterator[None]:
 
 
 def _give_tokenizer(made: TransformerBridge, tokenizer: Any) -> None:
-    """As the bridge's boot would, less what that does besides: ask the hub for a tokenizer that puts a mark first."""
+    """Set the tokenizer as TransformerLens does, but without a download of one that prepends a `bos_token`."""
     own = copy.deepcopy(tokenizer)
     if own.pad_token is None:
-        own.pad_token = own.eos_token or own.bos_token  # a batch of texts is padded, and the padding masked
+        own.pad_token = own.eos_token or own.bos_token  # pads a batch of texts; the mask hides the padding
     made.cfg.tokenizer_prepends_bos, made.cfg.tokenizer_appends_eos = detect_tokenizer_bos_eos(own)
     made.cfg.default_prepend_bos = made.cfg.tokenizer_prepends_bos
     made.tokenizer = own

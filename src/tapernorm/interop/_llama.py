@@ -1,4 +1,4 @@
-"""Our Decoder as a LLaMA of transformers, for tools that know that class: the same modules under the same names.
+"""A `Decoder` as a LLaMA of transformers, with the same modules under the same names, for tools that know LLaMA.
 
 B batch, T time, E head size.
 """
@@ -11,23 +11,23 @@ from ..models.decoder import Decoder, RotaryTable
 
 
 class _Angles(nn.Module):
-    """The Decoder's rotary table in the form in which LLaMA asks for it: sin of both halves, not negated."""
+    """The rotary table of a `Decoder` in LLaMA's form, where sin is not negated in the first half."""
 
     def __init__(self, table: RotaryTable) -> None:
         super().__init__()
         self.table = table
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (B, T, E) at positions (B, T), in the dtype of x."""
+        """Return cos and sin (B, T, E) at positions (B, T), in the dtype of x."""
         cos, sin = self.table.cos[position_ids], self.table.sin[position_ids]
         negated, plain = sin.chunk(2, dim=-1)
         return cos.to(x.dtype), torch.cat((-negated, plain), dim=-1).to(x.dtype)
 
 
 def as_llama(decoder: Decoder) -> LlamaForCausalLM:
-    """A LLaMA made of the modules of `decoder`, which it shares: what stands in a norm's place comes along."""
+    """Return a LLaMA that shares the modules of `decoder`, including those in place of a norm."""
     config = decoder.config
-    with torch.device("meta"):  # every weight of it is about to be replaced
+    with torch.device("meta"):  # every weight is replaced below
         llama = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=config.vocab_size,

@@ -1,10 +1,10 @@
-"""A taper inside the Trainer of transformers.
+"""The callback that runs a taper inside the Trainer of transformers.
 
     taper = attach(model, final=True, schedule=GateSchedule(start=50, end=350), anchor_weight=0.1)
     callback = TaperCallback(taper)
     Trainer(model, arguments, train_dataset=rows, callbacks=[callback], compute_loss_func=callback.loss)
 
-A callback alone cannot add to the loss: `compute_loss_func` is the Trainer's own hook for that, and `loss` fills it.
+A callback cannot add to the loss. The Trainer's hook for that is `compute_loss_func`, so pass `callback.loss` there.
 """
 
 from contextlib import ExitStack
@@ -20,15 +20,21 @@ from ..taper import Taper
 from ..util.atomic_files import whole_file
 from ..util.errors import UserError
 
-_STATE = "taper.pt"  # in a checkpoint's folder: what the model's own weights do not hold
+_STATE = "taper.pt"  # the taper's state, in a checkpoint's folder
 _IGNORED = -100
 
 
 class TaperCallback(TrainerCallback):
-    """Moves the gate, collects statistics over all micro-batches of a step, and keeps the taper's state in checkpoints.
+    """Callback that sets the gate, collects statistics over each optimizer step, and checkpoints the taper.
 
-    The gate follows `state.global_step`; at the end of training it stands where the schedule has it after the last
-    step. Checkpoints of the Trainer hold the taper, and `resume_from_checkpoint` brings it back.
+    The gate is g(k) of the schedule at k = `state.global_step`, also after the last step. The Trainer's checkpoints
+    contain the taper's state, and `resume_from_checkpoint` restores it.
+
+    Args:
+        taper: the taper of the Trainer's model, attached with a schedule.
+
+    Raises:
+        UserError: the taper has no schedule.
     """
 
     def __init__(self, taper: Taper) -> None:
@@ -40,19 +46,21 @@ class TaperCallback(TrainerCallback):
         self._counts_targets = True
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Next-token cross-entropy plus the scale loss, as the Trainer's `compute_loss_func`.
+        """Return next-token cross-entropy plus the scale loss, a scalar. Pass it to the Trainer as `compute_loss_func`.
+
+        An evaluation gets the cross-entropy alone.
 
         Args:
-            outputs: of the model; logits (B, T, V).
-            labels: (B, T); -100 is no target.
-            num_items_in_batch: labels of the whole optimizer step, over all its micro-batches, as the Trainer counts
-                them; a micro-batch counts by its share of them. None: this batch is the step.
+            outputs: the model's outputs, with logits (B, T, V).
+            labels: token ids (B, T). -100 marks a position that is not a target.
+            num_items_in_batch: number of labels in all micro-batches of the optimizer step, as the Trainer counts them.
+                It weights this micro-batch by its share. None means that the step has one micro-batch.
         """
         targets = labels[:, 1:]
         logits = outputs.logits[:, :-1].float()
         total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction="sum")
         loss = total / (targets != _IGNORED).sum().clamp(min=1)
-        if self._in_step:  # not in an evaluation: the scale loss is no part of its score
+        if self._in_step:  # not in an evaluation
             loss = loss + self.taper.anchor_loss()
         if num_items_in_batch is None:
             return loss
@@ -60,15 +68,20 @@ class TaperCallback(TrainerCallback):
         return loss * ((counted != _IGNORED).sum() / num_items_in_batch)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Refuse an optimizer that lacks a tapered norm's parameters; on a resume, bring the taper's state back."""
+        """Check optimizer and schedule, and restore the taper's state on a resume.
+
+        Raises:
+            UserError: the optimizer lacks a parameter of a tapered norm, training ends before the schedule, or the
+                checkpoint lacks the taper's state.
+        """
         if kwargs.get("optimizer") is not None:
             self.taper.check(kwargs["optimizer"])
-        # A class that does not name its loss, such as GPT-2, has its rows' first labels counted as well.
+        # For a class without a named loss, such as GPT-2, the Trainer counts the first label of each row too.
         self._counts_targets = getattr(kwargs.get("model"), "loss_type", None) == "ForCausalLM"
         if self.taper.schedule is not None and self.taper.schedule.end > state.max_steps:
             raise UserError(
                 f"the gate reaches 0 at step {self.taper.schedule.end} and training ends at {state.max_steps}: "
-                "end the schedule earlier, or train longer"
+                "lower the schedule's end, or raise max_steps"
             )
         if state.global_step > 0:
             path = _checkpoint(args, state) / _STATE
@@ -77,25 +90,25 @@ class TaperCallback(TrainerCallback):
             self.taper.load_state_dict(torch.load(path, weights_only=True))
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Set the gate of this optimizer step and start to observe."""
+        """Set the gate for this optimizer step and start to collect statistics."""
         self._step.close()
         self.taper.set_step(state.global_step)
         self._step.enter_context(self.taper.observe())
         self._in_step = True
 
     def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """All micro-batches have run: update the statistics, once."""
+        """Update the statistics once, after all micro-batches of the step."""
         self._in_step = False
         self._step.close()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Put the taper's state beside the weights of a checkpoint."""
+        """Save the taper's state in the checkpoint's folder."""
         if state.is_world_process_zero:
             with whole_file(_checkpoint(args, state) / _STATE) as temporary:
                 torch.save(self.taper.state_dict(), temporary)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """The gate's place after the last step."""
+        """Set the gate for the step count after the last step."""
         self.taper.set_step(state.global_step)
 
 

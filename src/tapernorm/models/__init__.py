@@ -1,1 +1,1 @@
-"""Models of the paper."""
+"""The decoder of the paper's pre-training track, its config, cache and decoding."""

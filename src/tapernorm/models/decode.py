@@ -1,4 +1,4 @@
-"""Text from a model: prefill the prompt, then decode one token at a time on a static key-value cache.
+"""Text generation: prefill the prompt, then decode one token at a time on a static key-value cache.
 
 B batch, T prompt length, V vocabulary.
 """
@@ -17,15 +17,20 @@ from .packed_decoder import PackedDecoder, Position
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: greedy at temperature 0, else from the tempered, truncated distribution.
+    """The rule that draws the next token: greedy at temperature 0, else from the tempered, truncated distribution.
+
+    Attributes:
+        temperature: divisor of the logits.
+        top_k: how many of the likeliest tokens to keep. None keeps all.
+        top_p: probability of the smallest set of likeliest tokens to keep, after `top_k`. None keeps all.
 
     Raises:
-        ValueError: a temperature below 0 or not finite, top_k < 1, or top_p outside (0, 1].
+        ValueError: the temperature is below 0 or not finite, top_k < 1, or top_p lies outside (0, 1].
     """
 
     temperature: float = 0.0
-    top_k: int | None = None  # keep the k likeliest tokens
-    top_p: float | None = None  # then the smallest set of them that holds this much probability
+    top_k: int | None = None
+    top_p: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -36,7 +41,7 @@ class Sampling:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
 
     def __call__(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Next tokens (B,) from logits (B, V)."""
+        """Draw the next tokens (B,) from logits (B, V)."""
         if self.temperature == 0:
             return logits.argmax(-1)
         order = logits.float().sort(dim=-1, descending=True)
@@ -45,19 +50,21 @@ class Sampling:
             values[:, self.top_k :] = -torch.inf
         probabilities = values.softmax(-1)
         if self.top_p is not None:
-            before = probabilities.cumsum(-1) - probabilities  # mass of the likelier tokens
+            before = probabilities.cumsum(-1) - probabilities  # total probability of the likelier tokens
             probabilities = probabilities.masked_fill(before >= self.top_p, 0.0)
         if generator is not None:
-            probabilities = probabilities.to(generator.device)  # draws are the same whatever the model runs on
+            probabilities = probabilities.to(generator.device)  # the draws do not depend on the model's device
         drawn = torch.multinomial(probabilities, 1, generator=generator)
         return order.indices.gather(-1, drawn.to(logits.device))[:, 0]
 
 
 def pad_left(prompts: Sequence[Sequence[int]], *, pad: int) -> tuple[Tensor, Tensor]:
-    """(tokens (B, T), pads (B,)): prompts of different lengths, aligned at their ends.
+    """Pad prompts of different lengths on the left with token `pad`, and return (tokens (B, T), pads (B,)).
+
+    `pads` is the number of pad tokens in each row.
 
     Raises:
-        UserError: no prompt, or an empty one.
+        UserError: there is no prompt, or one is empty.
     """
     if not prompts or not all(prompts):
         raise UserError("each prompt needs at least one token")
@@ -68,23 +75,23 @@ def pad_left(prompts: Sequence[Sequence[int]], *, pad: int) -> tuple[Tensor, Ten
 
 @torch.inference_mode()
 def prefill(model: PackedDecoder, tokens: Tensor, cache: KVCache) -> Tensor:
-    """Fill the cache with the prompts (B, T); logits (B, V) of the first new token."""
+    """Fill the cache with the prompts (B, T), and return the logits (B, V) of the first new token."""
     return model(tokens, cache, 0)
 
 
 @torch.inference_mode()
 def decode_step(model: PackedDecoder, tokens: Tensor, cache: KVCache, position: Position) -> Tensor:
-    """Feed one token per row (B,) that stands at `position`; logits (B, V) of the next."""
+    """Feed one token per row (B,) at `position`, and return the logits (B, V) of the next token."""
     return model(tokens[:, None], cache, position)
 
 
 def compiled_step(model: PackedDecoder, cache: KVCache) -> Callable[[Tensor, Tensor], Tensor]:
-    """`decode_step` of (tokens (B,), position ()) as one compiled graph for all positions; on a GPU, CUDA graphs.
+    """Return `decode_step` as a function of (tokens (B,), position ()), compiled to one graph for all positions.
 
-    The logits that it returns are overwritten by the next call.
+    On a GPU it uses CUDA graphs, and each call overwrites the logits that the previous one returned.
 
     Raises:
-        UserError: torch.compile has no C++ compiler on this CPU.
+        UserError: torch.compile needs a C++ compiler on a CPU, and there is none.
     """
     device = model.embed.weight.device
     require_compiler(device)
@@ -107,22 +114,26 @@ def generate(
     eod: int | None = None,
     compile: bool = False,
 ) -> Iterator[Tensor]:
-    """Up to `new_tokens` next tokens (B,), one step at a time; ends once every row has ended its document.
+    """Return an iterator over the next tokens (B,), which ends when every row has ended its document.
 
     Args:
-        tokens: prompts (B, T). `pad_left` makes them, and `pads` (B,), of prompts of several lengths.
-        sampling: greedy unless given.
-        generator: of the draws; needed to sample.
-        eod: end-of-document id; a row that drew it repeats it.
-        compile: decode through `compiled_step`: slow to start, then faster.
+        model: the packed decoder.
+        tokens: prompts (B, T). `pad_left` makes them from prompts of different lengths.
+        new_tokens: largest number of steps.
+        pads: number of pad tokens in each row (B,), from `pad_left`, or None.
+        sampling: the rule that draws a token. None is greedy.
+        generator: random generator of the draws. Sampling needs it.
+        eod: end-of-document id, or None. A row that drew it repeats it.
+        compile: whether to decode with `compiled_step`, which starts slowly and then decodes faster.
 
     Raises:
-        UserError: prompt and new tokens exceed the model's context, sampling without a generator, or no compiler.
+        UserError: the tokens exceed the model's context, sampling lacks a generator, or `compile` lacks a compiler.
     """
     sampling = sampling or Sampling()
     if sampling.temperature > 0 and generator is None:
         raise UserError(
-            "sampling needs a generator: pass tapernorm.util.rng.generator(seed, 'generate'), or temperature 0"
+            "sampling needs a generator: pass generator=tapernorm.util.rng.generator(seed, 'generate'), or set "
+            "temperature to 0"
         )
     cache = KVCache.allocate(
         model.config,

@@ -1,4 +1,4 @@
-"""The pre-norm decoder of the TinyStories track, with Hugging Face LLaMA parameter names.
+"""The paper's pre-norm decoder for TinyStories, with the parameter names of Hugging Face's LLaMA.
 
 B batch, T time, D d_model, H heads, K key-value heads, E head size, F feed-forward width, V vocabulary.
 """
@@ -18,9 +18,9 @@ from ..util.wide_buffers import WideBuffers
 
 
 class RotaryTable(WideBuffers):
-    """Rotary positions: channels i and i + E/2 of a head turn by the angle t * theta^(-2i/E).
+    """Rotary position embedding: at position t, channels i and i + E/2 of a head rotate by t * theta^(-2i/E).
 
-    cos (context, E) repeats for both halves of a head; sin is negated in the first half.
+    cos (context, E) repeats for both halves of a head. sin (context, E) is negated in the first half.
     """
 
     cos: Tensor
@@ -36,14 +36,14 @@ class RotaryTable(WideBuffers):
         self.register_buffer("sin", torch.cat((-sin, sin), dim=-1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate x (B, H, T, E) at positions 0 ... T-1."""
+        """Rotate x (B, H, T, E) by positions 0 ... T-1."""
         cos, sin = (table[: x.shape[-2]].to(x.dtype) for table in (self.cos, self.sin))
         left, right = x.chunk(2, dim=-1)
         return torch.addcmul(x * cos, torch.cat((right, left), dim=-1), sin)
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary positions, without biases."""
+    """Causal grouped-query attention with rotary position embedding, without biases."""
 
     def __init__(self, config: DecoderConfig, rotary: RotaryTable) -> None:
         super().__init__()
@@ -57,6 +57,7 @@ class Attention(nn.Module):
         self.rotary = rotary
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply causal attention to x (B, T, D)."""
         q, k, v = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
         y = F.scaled_dot_product_attention(
             self.rotary(q), self.rotary(k), v, is_causal=True, enable_gqa=self.grouped
@@ -77,6 +78,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the network to x (B, T, D)."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -91,6 +93,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, h: Tensor) -> Tensor:
+        """Add attention and MLP to the residual stream h (B, T, D)."""
         h = h + self.self_attn(self.input_layernorm(h))
         return h + self.mlp(self.post_attention_layernorm(h))
 
@@ -104,9 +107,10 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.layers = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.norm = make_norm(config)
-        self.checkpoint_activations = False  # in training, keep none of a block's: it runs again in the backward pass
+        self.checkpoint_activations = False  # whether the backward pass of training recomputes the blocks' activations
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the normed residual stream (B, T, D) of token ids (B, T)."""
         h = self.embed_tokens(tokens)
         again = self.checkpoint_activations and self.training
         for block in self.layers:
@@ -115,7 +119,11 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids (B, T) -> logits (B, T, V) of the next token."""
+    """Pre-norm language model with rotary attention and SwiGLU: token ids (B, T) -> logits (B, T, V) of the next token.
+
+    Args:
+        config: its shape.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -126,13 +134,21 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits (B, T, V) of token ids (B, T).
+
+        Raises:
+            ValueError: T exceeds the context.
+        """
         if tokens.shape[-1] > self.config.context:
             raise ValueError(f"{tokens.shape[-1]} tokens exceed the context of {self.config.context}")
         return self.lm_head(self.model(tokens))
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> "Decoder":
-        """Matrices from normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer), gains 1, biases 0."""
+        """Draw the matrices from normal(0, 0.02), in place, and return the model.
+
+        Residual projections (o_proj, down_proj) are scaled by 1/sqrt(2 n_layer). Gains stay 1, and biases 0.
+        """
         residual = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
@@ -142,24 +158,24 @@ class Decoder(nn.Module):
 
 
 def make_norm(config: DecoderConfig) -> RMSNorm | LayerNorm:
-    """The norm that the config names, gain 1 (and bias 0)."""
+    """Return the norm that the config names, with gain 1 (and bias 0)."""
     kind = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}[config.norm]
     return kind(config.d_model, eps=config.norm_eps)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Parameters, a tied head counted once."""
+    """Return the number of parameters. A tied head counts once."""
     return sum(p.numel() for p in model.parameters())
 
 
 def lengthen(model: Decoder, context: int) -> None:
-    """Let `model` take up to `context` tokens; at the positions that it had, nothing of it changes.
+    """Raise the context of `model` to `context` tokens, in place. Earlier positions compute what they did.
 
     Raises:
-        ValueError: it takes more already.
+        ValueError: `context` is below the model's own.
     """
     if context < model.config.context:
-        raise ValueError(f"the model takes {model.config.context} tokens, and {context} are fewer")
+        raise ValueError(f"context must be at least the model's own, {model.config.context}, got {context}")
     device = next(model.parameters()).device
     model.config = replace(model.config, context=context)
     rotary = RotaryTable(model.config).to(device)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 from ..util.errors import UserError
 
 NormKind = Literal["rmsnorm", "layernorm"]
-_LEAST = {  # of every size
+_LEAST = {  # smallest value of every size
     "vocab_size": 1,
     "d_model": 1,
     "n_layer": 1,
@@ -21,17 +21,23 @@ _LEAST = {  # of every size
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Shape of one decoder; saved as config.json beside its weights.
+    """Shape of a `Decoder`, saved as config.json beside its weights.
 
     Attributes:
-        n_kv_head: heads of keys and values, a divisor of `n_head`.
-        d_ff: hidden size of the SwiGLU network.
+        vocab_size: number of token ids, V.
+        d_model: width of the residual stream, D.
+        n_layer: number of blocks.
+        n_head: number of query heads, a divisor of `d_model`.
+        n_kv_head: number of key and value heads, a divisor of `n_head`.
+        d_ff: hidden size of the SwiGLU network, F.
         context: longest sequence, in tokens.
-        norm_eps: inside the square root of every norm.
-        tie_head: whether the head shares the embedding's weight.
+        norm: "rmsnorm" or "layernorm".
+        norm_eps: eps inside the square root of every norm.
+        rope_theta: base of the rotary angles.
+        tie_head: whether the output head shares the embedding's weight.
 
     Raises:
-        ValueError: a size that is not a whole number, or heads that do not fit.
+        ValueError: a value has the wrong type or is out of range, or the heads do not divide the width.
     """
 
     vocab_size: int
@@ -46,45 +52,52 @@ class DecoderConfig:
     rope_theta: float
     tie_head: bool
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}  # where it is part of a job of the lab
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}  # for pydantic models that contain this class
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} is a whole number of {least} or more, got {value!r}")
+                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
         for name in ("norm_eps", "rope_theta"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-                raise ValueError(f"{name} is a finite number above 0, got {value!r}")
+                raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
         if self.norm not in get_args(NormKind):
-            raise ValueError(f"norm is {' or '.join(get_args(NormKind))}, got {self.norm!r}")
+            raise ValueError(f"norm must be {' or '.join(get_args(NormKind))}, got {self.norm!r}")
         if not isinstance(self.tie_head, bool):
-            raise ValueError(f"tie_head is true or false, got {self.tie_head!r}")
+            raise ValueError(f"tie_head must be true or false, got {self.tie_head!r}")
         self._require_heads_that_fit()
 
     def _require_heads_that_fit(self) -> None:
         if self.d_model % self.n_head:
             raise ValueError(
                 f"d_model {self.d_model} is not divisible by n_head {self.n_head}: "
-                f"choose a multiple of {self.n_head}, or fewer heads"
+                f"set d_model to a multiple of {self.n_head}, or n_head to a divisor of {self.d_model}"
             )
         if self.head_dim % 2:
             raise ValueError(
                 f"head size {self.head_dim} (d_model {self.d_model} / n_head {self.n_head}) is odd, "
-                "and rotary positions turn pairs of channels: choose an even head size"
+                "and rotary positions rotate pairs of channels: choose an even head size"
             )
         if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} is not divisible by n_kv_head {self.n_kv_head}")
+            raise ValueError(
+                f"n_head {self.n_head} is not divisible by n_kv_head {self.n_kv_head}: "
+                f"set n_kv_head to a divisor of {self.n_head}"
+            )
 
     @property
     def head_dim(self) -> int:
-        """Channels of one head."""
+        """Number of channels of one head, E."""
         return self.d_model // self.n_head
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], source: str) -> "DecoderConfig":
-        """The shape that `raw`, from `source`, says."""
+        """Return the shape that the JSON object `raw` describes. `source` is the file that messages name.
+
+        Raises:
+            UserError: a key is unknown or missing, or a value is invalid.
+        """
         if different := sorted(raw.keys() ^ {field.name for field in fields(cls)}):
             raise UserError(f"{source} is not a valid {cls.__name__}: unknown or missing {', '.join(different)}")
         try:

@@ -1,4 +1,4 @@
-"""The static key-value cache of incremental decoding: allocated once, written in place.
+"""The static key-value cache of incremental decoding, allocated once and written in place.
 
 B batch, K key-value heads, S capacity in tokens, E head size.
 """
@@ -15,11 +15,11 @@ from ..util.errors import UserError
 
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer, and how many leading pad tokens each row has."""
+    """Keys and values of every layer, and the number of leading pad tokens in each row."""
 
     keys: list[Tensor]  # per layer (B, K, S, E)
-    values: list[Tensor]
-    pads: Tensor | None  # (B,) pad tokens before each prompt; None: no row has any
+    values: list[Tensor]  # per layer (B, K, S, E)
+    pads: Tensor | None  # (B,) number of pad tokens before each prompt; None: no row has any
 
     @classmethod
     def allocate(
@@ -32,10 +32,10 @@ class KVCache:
         device: torch.device,
         pads: Tensor | None = None,
     ) -> "KVCache":
-        """An empty cache for `batch` sequences of up to `capacity` tokens.
+        """Allocate an empty cache for `batch` sequences of up to `capacity` tokens.
 
         Raises:
-            UserError: the capacity exceeds the context that the model was built for.
+            UserError: the capacity exceeds the model's context.
         """
         if capacity > config.context:
             raise UserError(
@@ -52,8 +52,10 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
+        """Largest number of tokens in a row, S."""
         return self.keys[0].shape[2]
 
     @property
     def nbytes(self) -> int:
+        """Size of all keys and values, in bytes."""
         return sum(t.nbytes for t in [*self.keys, *self.values])

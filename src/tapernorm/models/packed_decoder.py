@@ -1,12 +1,12 @@
-"""A decoder packed for incremental decoding: q,k,v in one matrix, gate,up in another, and no module that does nothing.
+"""A decoder packed for incremental decoding: q, k, v in one matrix, gate and up in another, and no identity modules.
 
 B batch, T time, D d_model, H heads, K key-value heads, E head size, S cache capacity, V vocabulary.
 
-Packing changes no number beyond the order of sums; checkpoints keep the Hugging Face names.
+Packing changes nothing but the order of sums, unless int8 weights are requested.
 """
 
 from collections.abc import Callable
-from typing import Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,24 +14,25 @@ from torch import Tensor, nn
 
 from .decoder import Block, Decoder, RotaryTable
 from .kv_cache import KVCache
+from .packed_linear import Int8Linear, PackedLinear
 
-_ONEDNN = torch.ops.mkldnn  # what torch.compile's own frozen linear maps call
-_BLOCKED_BYTES = 1 << 20  # below, a weight stays in the cache and oneDNN's call costs more than its layout saves
+Weights = Literal["stored", "int8"]  # in the model's dtype, or int8 with a scale for each output channel
+_LINEAR: dict[Weights, Callable[..., nn.Module]] = {"stored": PackedLinear, "int8": Int8Linear}
 Position = int | Tensor  # of the first token: an int lets eager mode slice, a tensor () keeps one graph
 
 
 class PackedBlock(nn.Module):
-    """One block over a cache."""
+    """One block of a `PackedDecoder`."""
 
-    def __init__(self, block: Block, n_head: int, n_kv_head: int) -> None:
+    def __init__(self, block: Block, n_head: int, n_kv_head: int, linear: Callable[..., nn.Module]) -> None:
         super().__init__()
         self.n_head, self.n_kv_head = n_head, n_kv_head
         self.grouped = n_head != n_kv_head
         attention, mlp = block.self_attn, block.mlp
-        self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = PackedLinear(attention.o_proj)
-        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
-        self.down = PackedLinear(mlp.down_proj)
+        self.qkv = linear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = linear(attention.o_proj)
+        self.gate_up = linear(mlp.gate_proj, mlp.up_proj)
+        self.down = linear(mlp.down_proj)
         self.attention_norm = _working(block.input_layernorm)
         self.mlp_norm = _working(block.post_attention_layernorm)
 
@@ -44,7 +45,7 @@ class PackedBlock(nn.Module):
         position: Position,
         mask: Tensor | None,
     ) -> Tensor:
-        """h (B, T, D) -> (B, T, D); writes the T new keys and values at `position` of the cache, if there is one."""
+        """Apply the block to h (B, T, D), and write the T new keys and values at `position` of the cache, if any."""
         x = h if self.attention_norm is None else self.attention_norm(h)
         q, keys, values = self._heads(self.qkv(x), cos, sin)
         if cached is not None:
@@ -59,7 +60,10 @@ class PackedBlock(nn.Module):
         return h + self.down(F.silu(gate) * up)
 
     def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, (H + 2 K) E) -> rotated q (B, H, T, E) and k (B, K, T, E), and v (B, K, T, E)."""
+        """Split x (B, T, (H + 2 K) E) into q, k and v, and rotate q and k.
+
+        q is (B, H, T, E), and k and v are (B, K, T, E).
+        """
         heads = x.unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1)).transpose(1, 2)
         qk, v = heads.split((self.n_head + self.n_kv_head, self.n_kv_head), dim=1)
         left, right = qk.chunk(2, dim=-1)
@@ -69,27 +73,39 @@ class PackedBlock(nn.Module):
 
 
 class PackedDecoder(nn.Module):
-    """Incremental form of a `Decoder`, tapered at any gate or folded. Weights that need no packing are shared."""
+    """Incremental form of a `Decoder`, which may be tapered at any gate or folded.
 
-    def __init__(self, model: Decoder) -> None:
+    Weights that need no packing are shared with the `Decoder`.
+
+    Args:
+        model: the decoder to pack.
+        weights: format of the weights of all linear maps, including the head. "int8" rounds the inputs and outputs of
+            these maps to bfloat16. Residual stream, attention and norms keep the model's dtype. See `Int8Linear`.
+
+    Raises:
+        UserError: "int8" was requested for a model on another device than a CPU, or with weights that are not finite.
+    """
+
+    def __init__(self, model: Decoder, *, weights: Weights = "stored") -> None:
         super().__init__()
-        config = model.config
+        config, linear = model.config, _LINEAR[weights]
         self.config = config
         self.embed = model.model.embed_tokens
         blocks = [block for block in model.model.layers if isinstance(block, Block)]
-        self.blocks = nn.ModuleList(PackedBlock(block, config.n_head, config.n_kv_head) for block in blocks)
+        self.blocks = nn.ModuleList(PackedBlock(block, config.n_head, config.n_kv_head, linear) for block in blocks)
         self.norm = _working(model.model.norm)
-        self.head = PackedLinear(model.lm_head)
+        self.head = linear(model.lm_head)
         self.rotary: RotaryTable = blocks[0].self_attn.rotary
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, position: Position = 0) -> Tensor:
-        """Logits (B, V) after the last of `tokens` (B, T), which stand at `position` ... of the cache.
+        """Return the logits (B, V) after the last of `tokens` (B, T), whose first stands at `position` of the cache.
 
-        A tensor position attends over the whole cache under a mask, so that one graph serves every step; an int
-        attends over what is filled. Without a cache the tokens are all there is.
+        With a tensor position, attention reads the whole cache under a mask, so that one graph serves every step. With
+        an int, it reads the filled part. Without a cache, it reads `tokens` alone.
 
         Raises:
-            ValueError: the tokens pass the end of the cache (without one, of the context), or are no row per sequence.
+            ValueError: the tokens exceed the cache, or without a cache the context. Or their rows do not match the
+                cache's.
         """
         self._require_room(tokens, cache, position)
         h = self.embed(tokens)  # (B, T, D)
@@ -103,15 +119,18 @@ class PackedDecoder(nn.Module):
     def _require_room(self, tokens: Tensor, cache: KVCache | None, position: Position) -> None:
         rows, length = tokens.shape
         room = self.config.context if cache is None else cache.capacity
-        if isinstance(position, int) and position + length > room:  # a tensor stays unread; writing there checks it
-            raise ValueError(f"{length} tokens at position {position} exceed the {room} that there is room for")
+        if isinstance(position, int) and position + length > room:  # index_copy_ checks a tensor, without a device sync
+            raise ValueError(f"{length} tokens at position {position} exceed the capacity of {room} tokens")
         if cache is not None and rows != len(cache.keys[0]):
             raise ValueError(f"{rows} rows of tokens do not fit a cache of {len(cache.keys[0])} sequences")
 
     def _geometry(
         self, tokens: Tensor, cache: KVCache | None, position: Position, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """cos and sin, (T, E) or where pads shift the rows (B, 1, T, E), and the mask, None where causality says it."""
+        """Return cos, sin and the attention mask. The mask is None if attention is plainly causal.
+
+        cos and sin are (T, E), or (B, 1, T, E) if pads shift the rows.
+        """
         length = tokens.shape[1]
         pads = None if cache is None else cache.pads
         if pads is None and isinstance(position, int) and (position == 0 or length == 1):
@@ -124,9 +143,9 @@ class PackedDecoder(nn.Module):
         return self.rotary.cos[shifted].to(dtype), self.rotary.sin[shifted].to(dtype), mask
 
     def _mask(self, columns: Tensor, cache: KVCache, position: Position) -> Tensor:
-        """Which cache columns each token sees, (B or 1, 1, T, S).
+        """Return which cache columns each token attends to, (B or 1, 1, T, S) bool.
 
-        A pad token sees itself, so that its softmax has something to divide by.
+        A pad token attends to itself, so that its softmax is not empty.
         """
         seen = cache.capacity if isinstance(position, Tensor) else position + len(columns)
         slots = torch.arange(seen, device=columns.device)
@@ -136,50 +155,12 @@ class PackedDecoder(nn.Module):
         return visible[:, None]
 
 
-class PackedLinear(nn.Module):
-    """The linear maps `layers` of one input as a single one, their outputs one after the other; weights are frozen.
-
-    In float32 on a CPU a second copy of a weight beyond the cache lies in oneDNN's blocked layout, which its kernels
-    read at nearly twice the speed of the plain one. torch.compile lays out the plain weight as it likes.
-    """
-
-    def __init__(self, *layers: nn.Linear) -> None:
-        super().__init__()
-        self.weight = _frozen([layer.weight for layer in layers])  # (out, in)
-        biases = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
-        self.bias = _frozen(biases) if any(layer.bias is not None for layer in layers) else None
-        self._blocked = self._in_blocks()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self._blocked is None or torch.compiler.is_compiling():
-            return F.linear(x, self.weight, self.bias)
-        return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
-
-    def _in_blocks(self) -> Tensor | None:
-        on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        if not on_cpu or self.weight.dtype is not torch.float32 or self.weight.nbytes < _BLOCKED_BYTES:
-            return None
-        return _ONEDNN._reorder_linear_weight(self.weight)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._blocked = None
-        super()._apply(fn, recurse)
-        self._blocked = self._in_blocks()
-        return self
-
-
-def _frozen(parts: list[Tensor]) -> nn.Parameter:
-    """`parts` one after the other; a single one is shared, not copied."""
-    whole = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])
-    return nn.Parameter(whole, requires_grad=False)
-
-
 def _working(norm: nn.Module) -> nn.Module | None:
     return None if isinstance(norm, nn.Identity) else norm
 
 
 def _write(cached: Tensor, new: Tensor, position: Position) -> Tensor:
-    """Put `new` (B, K, T, E) at `position`; what the tokens may look at: the filled part, or all under a mask."""
+    """Write `new` (B, K, T, E) at `position`, and return what attention reads: the filled part, or all with a mask."""
     length = new.shape[2]
     if isinstance(position, Tensor):
         cached.index_copy_(2, position + torch.arange(length, device=new.device), new)

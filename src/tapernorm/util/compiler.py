@@ -1,4 +1,4 @@
-"""Whether torch.compile can work here."""
+"""The check that torch.compile has a compiler."""
 
 import shutil
 
@@ -8,11 +8,11 @@ from .errors import UserError
 
 
 def has_compiler(device: torch.device) -> bool:
-    """Whether torch.compile can build code here: on a CPU it needs a C++ compiler."""
+    """Return whether torch.compile can build code for `device`. A CPU needs a C++ compiler."""
     return device.type == "cuda" or any(map(shutil.which, ("g++", "clang++", "c++")))
 
 
 def require_compiler(device: torch.device) -> None:
-    """Raise UserError where torch.compile cannot work."""
+    """Raise UserError if torch.compile cannot build code for `device`."""
     if not has_compiler(device):
-        raise UserError("torch.compile needs a C++ compiler on a CPU: install g++, or leave compile off")
+        raise UserError("torch.compile needs a C++ compiler on a CPU: install g++, or set compile to false")

@@ -1,6 +1,6 @@
-"""A sum over the processes that train one model together.
+"""Sums over the processes that train one model together.
 
-A process by itself is rank 0 of 1, and keeps what it has. Every rank calls these in the same order.
+A single process is rank 0 of 1, and its sums are its own values. Every rank must call these functions in one order.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,22 +12,22 @@ from torch import Tensor
 
 from .errors import UserError
 
-_LARGE = 1 << 20  # bytes: a tensor of this size or more is summed where it is, smaller ones travel together
+_LARGE = 1 << 20  # bytes: larger tensors are summed in place, smaller ones in one joint buffer
 
 
 def count() -> int:
-    """How many processes train the model."""
+    """Return the number of processes that train the model."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is, from 0."""
+    """Return the rank of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 @torch.no_grad()
 def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its sum over the ranks, in its own dtype; all give the same shapes in the same order."""
+    """Replace each tensor by its sum over the ranks, in its own dtype. All ranks pass the same shapes in one order."""
     if count() == 1:
         return
     small: dict[torch.dtype, list[Tensor]] = {}
@@ -52,11 +52,11 @@ def sum_in_place(tensor: Tensor) -> None:
 
 @contextmanager
 def in_contact() -> Iterator[None]:
-    """An exchange with the other ranks."""
+    """Turn an error in an exchange with other ranks into a UserError that names the rank."""
     try:
         yield
     except RuntimeError as error:  # what gloo and NCCL raise
         raise UserError(
-            f"rank {rank()} of {count()} lost another one ({str(error).splitlines()[0]}): see what that one said, or "
-            "what ended it, and run the same command again; it goes on from the last checkpoint"
+            f"rank {rank()} of {count()} lost the connection to another rank ({str(error).splitlines()[0]}): read the "
+            "other rank's message, and run the same command again. It resumes from the last checkpoint"
         ) from error

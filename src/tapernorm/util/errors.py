@@ -1,4 +1,4 @@
-"""Errors that a user can act on, in the words of whoever asked."""
+"""Errors that a user can act on, in the words of the command or config that the user wrote."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,23 +8,29 @@ _options: ContextVar[Mapping[str, str] | None] = ContextVar("_options", default=
 
 
 class UserError(ValueError):
-    """Bad input or a refused action. The command line prints its message, without a traceback, and exits 2."""
+    """The error for a wrong input or a refused action. Its message states the rule and the remedy.
+
+    The command line prints the message without a traceback and exits with status 2.
+    """
 
 
 def one_line(error: Exception, *, named: bool = False) -> str:
-    """What an error of another library says, in one line of at most 200 characters; `named`: its type first."""
+    """Return the message of another library's error in one line of at most 200 characters.
+
+    If `named`, the type of the error comes first.
+    """
     said = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {said}" if named else said
 
 
 def setting(key: str) -> str:
-    """What messages call a setting: its key in a config, or what the running verb has in its place, as an option."""
+    """Return the name of a setting in messages: its key in a config, or the option of the running verb."""
     return (_options.get() or {}).get(key, key)
 
 
 @contextmanager
 def settings_named(options: Mapping[str, str]) -> Iterator[None]:
-    """Let `setting` give these words in place of the keys while inside."""
+    """Let `setting` return these options (key -> name in messages) inside."""
     token = _options.set({**(_options.get() or {}), **options})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Train and eval mode of every module of a model."""
+"""Training and eval mode of every module of a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode, and every module of it back into its own mode afterwards."""
+    """Put a model into eval mode inside, and restore the mode of each of its modules afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Names of modules, many written as one: model.layers.{3-9,12}.{input,post_attention}_layernorm, or as patterns."""
+"""Short forms of many module names: model.layers.{3-9,12}.{input,post_attention}_layernorm, and `fnmatch` patterns."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -6,13 +6,13 @@ from itertools import pairwise, takewhile
 
 
 def of_blocks(names: Collection[str]) -> list[str]:
-    """Full names of modules, those of the same numbered blocks in one."""
+    """Return names of modules in short form: one for all names that occur in the same numbered blocks."""
     alike, others = _alike(names)
     return [f"{before}.{_runs(blocks)}.{in_braces(afters)}" for (before, blocks), afters in alike.items()] + others
 
 
 def patterns(names: Collection[str], among: Collection[str]) -> list[str]:
-    """Patterns (`fnmatch`) that match these names and no others of `among`, which holds them."""
+    """Return `fnmatch` patterns that match these names and no other names of `among`, a superset of them."""
     alike, others = _alike(names)
     every = {after for afters in _alike(among)[0].values() for after in afters}
     found = []
@@ -23,7 +23,7 @@ def patterns(names: Collection[str], among: Collection[str]) -> list[str]:
 
 
 def _alike(names: Collection[str]) -> tuple[dict[tuple[str, tuple[int, ...]], list[str]], list[str]]:
-    """(what stands before the number, blocks) -> what stands behind it in these; and the names without a number."""
+    """Return (prefix, block numbers) -> suffixes that occur in just these blocks, and the names without a number."""
     numbers: dict[tuple[str, str], list[int]] = {}
     others = []
     for name in names:
@@ -39,7 +39,7 @@ def _alike(names: Collection[str]) -> tuple[dict[tuple[str, tuple[int, ...]], li
 
 
 def in_braces(names: Sequence[str]) -> str:
-    """Names in one, by what they begin and end with alike: {q,k,v}_proj."""
+    """Return several names in one, with their common prefix and suffix outside the braces: {q,k,v}_proj."""
     if len(names) == 1:
         return names[0]
     start = beginning(names)
@@ -48,14 +48,14 @@ def in_braces(names: Sequence[str]) -> str:
 
 
 def beginning(texts: Sequence[str]) -> str:
-    """What all of them begin with."""
+    """Return the longest common prefix."""
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     return "".join(letters[0] for letters in same)
 
 
 def _digits(numbers: Sequence[int]) -> list[str]:
-    """Patterns of just these numbers: 10 and 11 are 1[01]."""
-    last: dict[str, str] = {}  # all digits but the last -> the last ones
+    """Return patterns that match just these numbers: 10 and 11 give 1[01]."""
+    last: dict[str, str] = {}  # leading digits -> last digits
     for number in numbers:
         last[str(number)[:-1]] = last.get(str(number)[:-1], "") + str(number)[-1]
     return [leading + (digits if len(digits) == 1 else f"[{digits}]") for leading, digits in last.items()]

@@ -1,4 +1,4 @@
-"""Progress of what takes longer than two seconds, on stderr: a bar on a terminal, a line every few seconds in a log."""
+"""Progress on stderr of tasks above two seconds: a bar on a terminal, a line every few seconds in a log."""
 
 import sys
 import threading
@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_QUIET_S = 2.0  # what is over by then shows nothing
-_LINE_EVERY_S = 5.0  # in a log
+_QUIET_S = 2.0  # a shorter task shows no progress
+_LINE_EVERY_S = 5.0  # between two lines of a log
 
 
 class Progress:
-    """Counts the units of a task and shows them with the time left, or keeps silent.
+    """Counter of a task's units, which shows how many are done and the time left.
 
     Args:
-        label: the task.
-        total: how many units there are.
-        start: how many were done before.
-        unit: the noun for one of them.
-        shown: False: keep silent.
+        label: name of the task.
+        total: number of units.
+        start: number of units that were done before.
+        unit: noun for one unit.
+        shown: whether to show anything.
     """
 
     def __init__(self, label: str, total: int, *, start: int = 0, unit: str = "step", shown: bool = True) -> None:
@@ -30,14 +30,14 @@ class Progress:
         self._began = time.monotonic()
         self._next_line = self._began + _LINE_EVERY_S
         self._bar: Any = None
-        if shown and sys.stderr.isatty() and find_spec("tqdm") is not None:  # the library installs without it
+        if shown and sys.stderr.isatty() and find_spec("tqdm") is not None:  # tqdm is optional for the library
             from tqdm import tqdm
 
             layout: dict[str, Any] = {"dynamic_ncols": True, "delay": _QUIET_S}
             self._bar = tqdm(desc=label, initial=start, total=total, unit=unit, **layout)
 
     def update(self, done: int, **values: str) -> None:
-        """`done` units are finished, those of `start` among them; `values` are shown by their names."""
+        """Show that `done` units are finished, including those of `start`, and `values` under their names."""
         if not self._shown:
             return
         if self._bar is not None:
@@ -53,13 +53,13 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar. It stays on the terminal."""
         if self._bar is not None:
             self._bar.close()
 
 
 def tracked(items: Iterable[T], label: str, total: int, *, unit: str = "batch", shown: bool = True) -> Iterator[T]:
-    """Yield from `items`, `total` of them, and show the progress."""
+    """Yield the `total` items of `items` and show the progress."""
     progress = Progress(label, total, unit=unit, shown=shown)
     try:
         for done, item in enumerate(items, start=1):
@@ -71,7 +71,7 @@ def tracked(items: Iterable[T], label: str, total: int, *, unit: str = "batch", 
 
 @contextmanager
 def announced(what: str) -> Iterator[threading.Timer]:
-    """Say `what` goes on inside, if it takes longer than two seconds."""
+    """Print `what` if the code inside takes longer than two seconds."""
     timer = threading.Timer(_QUIET_S, print, args=(f"{what} ...",), kwargs={"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()

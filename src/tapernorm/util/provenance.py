@@ -1,4 +1,4 @@
-"""Where a number comes from: code, versions, device, time."""
+"""The provenance of a result: code, package versions, platform and time."""
 
 import hashlib
 import platform
@@ -18,9 +18,10 @@ _PACKAGES = ("torch", "numpy", "sentencepiece", "datasets", "transformers", "pan
 
 
 def provenance(**more: Any) -> dict[str, Any]:
-    """Code commit, package versions, platform, host and time, plus the caller's own facts (config hash, device, seed).
+    """Return code commit, package versions, platform, host and time, and the caller's own facts `more`.
 
-    `wall_time_s` counts from when this process loaded the package: of a resumed job, its last process alone.
+    `wall_time_s` counts from the moment at which this process imported the package. A resumed job counts its last
+    process alone.
     """
     return {
         "tapernorm": __version__,
@@ -37,20 +38,20 @@ def provenance(**more: Any) -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, str]:
-    """Which CPU kernels PyTorch runs, such as AVX2: they decide the last digits. Empty where it is not loaded."""
-    torch = sys.modules.get("torch")  # a job that does without it has no kernels, and need not wait for it
+    """Return the CPU kernels that PyTorch uses, such as AVX2: they affect the last digits. Empty without PyTorch."""
+    torch = sys.modules.get("torch")  # a job that does not use torch need not import it
     return {} if torch is None else {"kernels": torch.backends.cpu.get_cpu_capability()}
 
 
 def host_hash() -> str:
-    """First 12 hex digits of the sha256 of this machine's name: tells machines apart, names none."""
+    """Return the first 12 hex digits of the sha256 of the host name: it distinguishes machines and names none."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
 
 
 def code_commit() -> str | None:
-    """Commit of the checkout that this package runs from, with `+dirty` after edits of it or its neighbours.
+    """Return the commit of the checkout that contains this package, or None outside git.
 
-    None outside git.
+    The commit ends in `+dirty` if files beside this package or inside it were edited.
     """
     folder = Path(__file__).parent
     packages = folder.parents[1]

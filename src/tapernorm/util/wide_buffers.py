@@ -8,9 +8,9 @@ from torch import nn
 
 
 class WideBuffers(nn.Module):
-    """A module whose own floating buffers may be widened by `.to()` and `.double()`, never narrowed.
+    """Base of modules whose own floating-point buffers `.to()` may widen and never narrows.
 
-    Gates, statistics and rotary angles must survive `model.bfloat16()` unrounded.
+    `model.bfloat16()` must not round gates, statistics and rotary angles.
     """
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:

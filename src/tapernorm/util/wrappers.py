@@ -1,4 +1,4 @@
-"""Wrappers around an attached model: those that would lose gradients or statistics are refused in the first pass."""
+"""Checks of wrappers around an attached model. Its first training pass refuses those that lose statistics or fail."""
 
 import torch
 from torch import nn
@@ -7,19 +7,20 @@ from torch.nn.parallel import DistributedDataParallel
 from ..calibrate import RunningMean
 from .errors import UserError
 
-_IGNORED = "_ddp_params_and_buffers_to_ignore"  # where DistributedDataParallel looks for names, in the model
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # attribute that DistributedDataParallel reads from the model
 
 
 def keep_from_broadcast(model: nn.Module) -> None:
-    """Keep DistributedDataParallel from giving every rank the sums of rank 0, which are to be added up over the ranks.
+    """Exclude the sums of statistics from the buffers that DistributedDataParallel broadcasts from rank 0.
 
-    It broadcasts the buffers of a model before a forward pass, between the micro-batches of one step too.
+    Each rank adds to sums of its own, and the update adds these over the ranks. DistributedDataParallel broadcasts
+    before each forward pass, also between the micro-batches of a step.
     """
     setattr(model, _IGNORED, [*getattr(model, _IGNORED, ()), *_sums(model)])
 
 
 def undo_keep_from_broadcast(model: nn.Module) -> None:
-    """Take back what `keep_from_broadcast` has said of `model`."""
+    """Undo `keep_from_broadcast`."""
     others = set(model.__dict__.pop(_IGNORED, ())) - set(_sums(model))
     if others:
         setattr(model, _IGNORED, sorted(others))
@@ -31,23 +32,23 @@ def _sums(model: nn.Module) -> list[str]:
 
 
 def refuse_wrapper(trunk: nn.Module) -> None:
-    """Raise UserError in a training pass under a wrapper that tapered norms do not work in.
+    """Raise UserError in a training pass under a wrapper that does not support tapered norms.
 
-    One of a tapered norm's two gains has no gradient at g = 1 and at g = 0: plain DistributedDataParallel would stop.
+    At g = 1 and at g = 0, one of a tapered norm's two gains has no gradient. Plain DistributedDataParallel fails then.
     """
     if torch.compiler.is_compiling() or not (trunk.training and torch.is_grad_enabled()):
         return
     if getattr(trunk, "_is_replica", False):
         raise UserError(
             "nn.DataParallel loses the statistics of all replicas but one: use DistributedDataParallel (torchrun), or "
-            "show the process one device (CUDA_VISIBLE_DEVICES=0)"
+            "limit the process to one device (CUDA_VISIBLE_DEVICES=0)"
         )
     wrapper = DistributedDataParallel._get_active_ddp_module()
     if wrapper is None or (wrapper.find_unused_parameters and not wrapper.static_graph):
         return
     if any(parameter.requires_grad for name, parameter in trunk.named_parameters() if name.endswith("gamma_t")):
         raise UserError(
-            "a tapered norm trains two gains, one of which has no gradient at g = 1 and at g = 0: wrap the model in "
-            "DistributedDataParallel(model, find_unused_parameters=True) and without static_graph; in the Trainer, "
-            "ddp_find_unused_parameters=True"
+            "a tapered norm has two gains, one of which gets no gradient at g = 1 and at g = 0: use "
+            "DistributedDataParallel(model, find_unused_parameters=True) without static_graph, or "
+            "ddp_find_unused_parameters=True in the Trainer"
         )

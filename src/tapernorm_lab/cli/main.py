@@ -14,12 +14,14 @@ from tapernorm import __version__
 from tapernorm.util.atomic_files import REASONS
 from tapernorm.util.errors import UserError, settings_named
 
+from ..training.run_lock import seconds_waited
 from ..training.stop_signals import Stopped, stoppable
 
 _REASONS = REASONS | {errno.ENOENT: "give the path of an existing file or folder"}
 _EXTRAS = {  # package -> the extra that installs it; `workflow` installs all others
     **dict.fromkeys(("pydantic", "yaml", "tqdm"), "lab"),
     **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub"), "hf"),
+    "rocrate": "crate",
 }
 
 
@@ -69,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell(arguments: argparse.Namespace, took_s: float) -> None:
-    """Print in one line what a verb wrote and how long it took. Of several ranks, only their launcher prints it."""
+    """Print in one line what a verb wrote and how long it took; in a log, also how long it waited.
+
+    Of several ranks, only their launcher prints it.
+    """
     folder = None if getattr(arguments, "dry_run", False) else getattr(arguments, "out", None)
     written = arguments.written or ([] if folder is None else [folder])
     if not written or "TORCHELASTIC_RUN_ID" in os.environ:
@@ -79,6 +84,9 @@ def _tell(arguments: argparse.Namespace, took_s: float) -> None:
         names.setdefault(path.parent, []).append(path.name)
     told = "; ".join(str(place / of[0]) if len(of) == 1 else f"{place}: {', '.join(of)}" for place, of in names.items())
     took = f"{took_s:.1f} s" if took_s < 60 else str(timedelta(seconds=round(took_s)))
+    if not sys.stderr.isatty():  # the log of a job
+        waits = ", ".join(f"{seconds:.1f} s for {what}" for what, seconds in seconds_waited().items())
+        took = f"ran {took}, of which it waited {waits}"
     print(f"tapernorm {arguments.verb.__name__}: output in {told} ({took})", file=sys.stderr)
 
 

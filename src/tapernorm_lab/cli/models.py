@@ -60,6 +60,7 @@ def add(verbs: Verbs) -> None:
         "--top-p X": "sample from the smallest set of tokens whose probability is at least X",
         "--seed S:0": "seed of the sampling",
         "--compile": "compile the decoding step with torch.compile, with CUDA graphs on a GPU",
+        "--weights stored|int8:stored": "of the linear maps; int8 needs a CPU and rounds activations to bfloat16",
         "--device auto|cpu|cuda:auto": ON_DEVICE,
     }
     stands_for(
@@ -260,6 +261,7 @@ def generate(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         device=arguments.device,
         compile=arguments.compile,
+        weights=arguments.weights,
     )
     for piece in text:
         print(piece, end="", flush=True)

@@ -1,1 +1,1 @@
-"""Text to token streams: corpora, tokenizer, memory-mapped tokens. Import the module you need; none is loaded here."""
+"""From text to token ids: corpora, tokenizers, token streams and blocks. The package itself imports no module."""

@@ -1,10 +1,10 @@
 """Blocks on disk: text as rows of one length, and the training batches drawn from them. R rows, T context, B batch.
 
-Documents are encoded in order, an end-of-document id after each, and laid end to end; the ids are cut into rows of
-`context`, and what is left over at the end of every group of `block_documents` documents is dropped (of the whole
-split, where there are no groups). A row knows nothing of document borders.
+Documents are encoded in order, each followed by an end-of-document id, and concatenated. The ids are cut into rows of
+`context` tokens. The remainder of every group of `block_documents` documents is dropped; without groups, that of the
+whole split. A row may span several documents.
 
-On disk a split is what it is of a token stream, row after row. A batch is a function of (seed, step).
+A split on disk has the format of a token stream, row after row. A batch is a function of (seed, step).
 """
 
 from dataclasses import dataclass
@@ -37,16 +37,16 @@ class Blocks:
 
     @classmethod
     def open(cls, folder: Path, split: str) -> Self:
-        """Map one split; nothing is read yet."""
+        """Memory-map one split without reading it. Raises as `open_split` and `map_ids`."""
         manifest, entry = open_split(folder, "blocks", split)
         ids = map_ids(folder / f"{split}.bin", entry["rows"] * manifest["context"], manifest["dtype"])
         return cls(ids.view(entry["rows"], manifest["context"]), manifest, entry)
 
 
 def batch_of(blocks: Blocks, *, seed: int, step: int, batch: int) -> Tensor:
-    """(B, T) int64: rows in an order drawn anew for every pass over them, a pure function of (seed, step).
+    """Return the training batch of a step, (B, T) int64, as a pure function of (seed, step).
 
-    No row comes twice before all have come once; a batch may hold the end of one pass and the start of the next.
+    Every epoch draws a new order of all rows. A batch may hold the end of one epoch and the start of the next.
     """
     count = len(blocks.rows)
     places = [divmod(place, count) for place in range(step * batch, (step + 1) * batch)]
@@ -54,16 +54,16 @@ def batch_of(blocks: Blocks, *, seed: int, step: int, batch: int) -> Tensor:
     return torch.stack([blocks.rows[row].to(torch.int64) for row in chosen])
 
 
-@lru_cache(maxsize=2)  # the two that one batch can need
+@lru_cache(maxsize=2)  # a batch needs the orders of at most two epochs, if it is no larger than one
 def _order(seed: int, epoch: int, count: int) -> Tensor:
     return torch.randperm(count, generator=generator(seed, f"blocks/{epoch}"))
 
 
 def write_blocks(job: BlocksJob, corpus: Path, tokenizer: Path, out: Path) -> dict[str, Any]:
-    """Write the splits of `corpus` that have a document into `out` as blocks; returns the manifest.
+    """Write the splits of `corpus` that have a document into `out` as blocks, and return the manifest.
 
     Raises:
-        UserError: a split is shorter than one row, or the corpus is not what its manifest describes.
+        UserError: a split is shorter than one row, or the corpus differs from its manifest.
     """
     coder = open_tokenizer(tokenizer)
     manifest_of_corpus = read_manifest(corpus, "corpus")
@@ -96,7 +96,7 @@ def manifest_of(
     details: dict[str, Any],
     config_hash: str,
 ) -> dict[str, Any]:
-    """The manifest of rows that are ids of `coder`."""
+    """Return the manifest of rows of ids that `coder` made."""
     return made_manifest(
         "blocks",
         config_hash=config_hash,
@@ -112,7 +112,7 @@ def manifest_of(
 
 
 def _write(corpus: Path, split: str, coder: Coder, job: BlocksJob, path: Path) -> dict[str, Any]:
-    """Write the rows of one split; the manifest's entry of it."""
+    """Write the rows of one split, and return its entry of the manifest."""
     counts = encode_split(corpus, split, coder, path, row=job.context, group=job.block_documents)
     tokens, dtype = counts.pop("tokens"), smallest_dtype(coder.vocab_size)
     rows = path.stat().st_size // (job.context * DTYPES[dtype][0].itemsize)
@@ -129,7 +129,11 @@ def _write(corpus: Path, split: str, coder: Coder, job: BlocksJob, path: Path) -
 
 
 def require_a_row(split: str, tokens: int, context: int) -> None:
-    """Raise UserError where a split of so many tokens has no row of `context`."""
+    """Check that a split of `tokens` tokens has a row of `context` tokens.
+
+    Raises:
+        UserError: it has none.
+    """
     if tokens < context:
         raise _too_short(split, tokens, context, None)
 
@@ -141,5 +145,5 @@ def _too_short(split: str, tokens: int, context: int, block_documents: int | Non
     key = setting("gpt2.context")
     return UserError(
         f"{setting(f'the {split} split')} has {tokens} tokens and not one row of {key} {context}{group}: add text, "
-        f"raise {setting('data.valid_fraction')} if validation is the short one, or lower {key}"
+        f"raise {setting('data.valid_fraction')} if the validation split is too short, or lower {key}"
     )

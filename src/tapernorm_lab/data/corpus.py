@@ -1,8 +1,8 @@
-"""A corpus on disk: train.jsonl and valid.jsonl, disjoint, one document a line, with a manifest.
+"""A corpus on disk: disjoint train.jsonl and valid.jsonl, one document per line, with a manifest.
 
-It holds one or more sources, one after the other. A document's split is its publisher's where there is one, else a pure
-function of its own text, so that no document moves when others are added. Documents so few that a split would be empty,
-one book above all, are split by passages.
+It holds one or more sources, one after the other. A document keeps its publisher's split if there is one. Otherwise
+its split is a pure function of its text, so that no document moves when others are added. Documents are split by
+passages if they are so few, such as a single book, that a split would be empty.
 """
 
 import hashlib
@@ -27,26 +27,30 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 def split_of(text: str, valid_fraction: float) -> Split:
-    """`valid` where the first 64 bits of the text's sha256, read as a number in [0, 1), lie below `valid_fraction`."""
+    """Return `valid` if the first 64 bits of the text's sha256, as a number in [0, 1), lie below `valid_fraction`."""
     head = hashlib.sha256(text.encode("utf-8")).digest()[:8]
     return "valid" if int.from_bytes(head, "big") < valid_fraction * 2.0**64 else "train"
 
 
 class Reading:
-    """The documents of a corpus by split, as its sources give them: without blank ones and without those held out.
+    """The documents of a corpus by split, in the order of its sources.
 
-    Where the hash leaves a split empty because the documents are few, they are split by `passages`.
+    Blank documents are dropped, and so are training documents that validation holds. If the documents are so few that
+    the hash leaves a split empty, they are split by `passages`.
     """
 
     def __init__(self, job: CorpusJob) -> None:
-        """Open the sources, and read as much of them as tells that both splits have a document."""
+        """Open the sources, and read them until both splits have a document."""
         self.sources = [(data, open_source(data)) for data in job.data]
         self.dropped = {"empty": 0, "duplicates": 0}
         self._held_out: set[bytes] = set()
         self._layouts = [] if self._has_both_splits() else self._lay_out()
 
     def documents(self, split: Split) -> Iterator[tuple[int, str]]:
-        """(place of the source, text) of one split. Validation is read first, for training leaves out what it holds."""
+        """Yield (index of the source, text) of one split.
+
+        Read `valid` before `train`: training leaves out the documents that validation holds.
+        """
         for place, (data, source) in enumerate(self.sources):
             limit = data.max_train_documents if split == "train" else None
             taken, last = 0, None
@@ -66,7 +70,7 @@ class Reading:
 
     @property
     def passages(self) -> dict[str, Any] | None:
-        """The distinct documents that are split by passages, in number, characters and sha256; None: all are whole."""
+        """Number, characters and sha256 of the distinct documents that are split by passages; None without any."""
         if not self._layouts:
             return None
         identities = [identity.hex() for layout in self._layouts for identity in layout.starts]
@@ -74,25 +78,32 @@ class Reading:
         return {"documents": len(identities), "characters": characters, "sha256": identities}
 
     def refuse_empty(self, documents: Mapping[Split, int]) -> None:
-        """Raise UserError where a split has no document, and some was asked for."""
+        """Check that each wanted split has a document; a corpus that is only scored needs no training split.
+
+        Raises:
+            UserError: a wanted split is empty.
+        """
         fractions = [data.valid_fraction for data, _ in self.sources]
         wanted = {"valid": True, "train": any(fraction != 1 for fraction in fractions)}
         for split in (split for split in SPLITS if wanted[split] and not documents[split]):
             count = sum(documents.values())
             if (parted := [fraction for fraction in fractions if fraction not in (None, 1)]) == []:
-                raise UserError(f"the corpus is too small: the sources' own {split} split has no document of its own")
+                raise UserError(
+                    f"the corpus is too small: the {split} split of its sources has no document of its own; "
+                    f"choose another {setting('data.source')}"
+                )
             key, remedy = setting("data.valid_fraction"), "raise" if split == "valid" else "lower"
             raise UserError(
                 f"the corpus is too small: its {count} documents leave the {split} split empty at {key} "
-                f"{', '.join(map(str, parted))}, and to be split by passages they need "
-                f"{min(map(least_characters, parted)):,} characters; add text, or {remedy} {key}"
+                f"{', '.join(map(str, parted))}. A split by passages needs "
+                f"{min(map(least_characters, parted)):,} characters: add text, or {remedy} {key}"
             )
 
     def _of_split(self, data: DataConfig, source: Source, split: Split) -> Iterator[tuple[int, str, str]]:
-        """(number of the document, all of it, what of it this split has), in order."""
+        """Yield (number of the document, its whole text, its text in this split), in order."""
         fraction = data.valid_fraction
         published = source.documents()
-        if fraction is None and split == "valid":  # they come first: no training document is read to find them
+        if fraction is None and split == "valid":  # validation documents come first, so stop at the first training one
             published = takewhile(lambda document: document[0] == "valid", published)
         for number, (its_split, whole) in enumerate(published):
             pieces = [(its_split if fraction is None else split_of(whole, fraction), whole)]
@@ -102,7 +113,7 @@ class Reading:
             yield from ((number, whole, text) for part, text in pieces if part == split)
 
     def _has_both_splits(self) -> bool:
-        """Whether the hash gives both splits a document, as far as it is asked; nothing more is read than tells."""
+        """Whether the hash gives both splits a document; reading stops as soon as that is known."""
         if all(data.valid_fraction in (None, 1) for data, _ in self.sources):
             return True
         found: set[Split | None] = set()
@@ -112,7 +123,7 @@ class Reading:
                     found.add(its_split if data.valid_fraction is None else split_of(text, data.valid_fraction))
                 if found >= set(SPLITS):
                     return True
-                if data.valid_fraction == 1 and "valid" in found:  # as all of them are
+                if data.valid_fraction == 1 and "valid" in found:  # all further documents are in valid too
                     break
         return False
 
@@ -127,17 +138,17 @@ class Reading:
 
 
 def build_corpus(job: CorpusJob, out: Path) -> dict[str, Any]:
-    """Write the corpus of `job` into `out`; returns its manifest.
+    """Write the corpus of `job` into `out`, and return its manifest.
 
-    Documents without a visible character are dropped, and so are training documents that validation also holds, of
-    whichever source; both are counted. The sources are read once for validation and once more for training.
+    Documents without a visible character are dropped, and so are training documents that validation holds, from any
+    source. Both are counted. The sources are read once for validation and once more for training.
 
     Raises:
         UserError: a source cannot be read, or a split would be empty.
     """
     reading = Reading(job)
     with whole_files(out, "valid.jsonl", "train.jsonl") as files:
-        # Validation first: training leaves out what it holds.
+        # Validation first, because training leaves out the documents that validation holds.
         counts = {s: _write(files[f"{s}.jsonl"], reading.documents(s), len(job.data)) for s in reversed(SPLITS)}
         splits: dict[Split, dict[str, Any]] = {
             split: {unit: sum(count[unit] for count in counts[split]) for unit in ("documents", "bytes")}
@@ -165,7 +176,7 @@ def build_corpus(job: CorpusJob, out: Path) -> dict[str, Any]:
 
 
 def told_of(splits: Mapping[Split, Mapping[str, Any]], passages: Mapping[str, Any]) -> str:
-    """One line about a corpus that is split by passages: its `splits` and `Reading.passages`."""
+    """Describe in one line a corpus that is split by passages, from its `splits` and `Reading.passages`."""
     count = passages["documents"]
     few = "the text is one document" if count == 1 else f"the text is {count} documents, too few to hold one out"
     share = splits["valid"]["bytes"] / sum(splits[split]["bytes"] for split in SPLITS)
@@ -176,7 +187,11 @@ def told_of(splits: Mapping[Split, Mapping[str, Any]], passages: Mapping[str, An
 
 
 def read_documents(jsonl: Path) -> Iterator[str]:
-    """Documents of one split in order, one in memory at a time."""
+    """Yield the documents of one split in order, with one in memory at a time.
+
+    Raises:
+        UserError: the file is missing, or a line of it is damaged.
+    """
     remedy = f"make it with `tapernorm corpus --out {jsonl.parent} …`"
     if not jsonl.is_file():
         raise UserError(f"no corpus file {jsonl}; {remedy}")
@@ -192,7 +207,7 @@ def read_documents(jsonl: Path) -> Iterator[str]:
 
 
 def _write(path: Path, documents: Iterable[tuple[int, str]], sources: int) -> list[dict[str, int]]:
-    """Write one split; counts of what each source has of it."""
+    """Write one split, and return the documents and bytes of each source in it."""
     counts = [{"documents": 0, "bytes": 0} for _ in range(sources)]
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for place, text in documents:

@@ -1,7 +1,7 @@
-"""The filter of evaluation rows: a row that holds a token which another text never holds is dropped.
+"""The filter of evaluation rows: drop each row with a token that does not occur in another text.
 
-What is left asks a model for nothing but tokens that it can have met (The Pile-filtered of the paper). Which
-text a token must occur in is a choice: a whole training split, or so many rows drawn from it.
+The remaining rows hold only tokens that a model can have seen in training (the paper's filtered Pile). The other text
+is a whole training split, or a number of rows drawn from it.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ _NAMED = 20  # tokens that the manifest names
 
 
 def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, Any]:
-    """Write the rows of `rows` (split valid) whose every token occurs in `seen` (split train) into `out`.
+    """Write into `out` the rows of `rows` (split valid) whose tokens all occur in `seen` (split train).
 
-    Both are folders of blocks of one tokenizer; order is kept. With `seen_rows`, only so many rows of `seen` count,
-    drawn without replacement, the same at every call. Returns the manifest.
+    Both are folders of blocks of the same tokenizer. The order of the rows is kept. `seen_rows` limits the comparison
+    to that many rows of `seen`, drawn without replacement and with a fixed seed. Returns the manifest.
 
     Raises:
-        UserError: the two are of different tokenizers, `seen` has fewer rows than are asked for, or no row is left.
+        UserError: the tokenizers differ, `seen` has fewer rows than `seen_rows`, or no row is left.
     """
     source, text = Blocks.open(rows, "valid"), Blocks.open(seen, "train")
     _require_one_tokenizer(source, text, rows, seen)
@@ -49,8 +49,8 @@ def filter_rows(job: FilterJob, rows: Path, seen: Path, out: Path) -> dict[str, 
                 dropped_by += _rows_with(chunk, vocab_size)
         if kept == 0:
             raise UserError(
-                f"not one of the {len(source.rows)} rows of {rows} consists of tokens that {seen} holds: compare with "
-                "more or other text (seen, seen_rows), or with shorter rows"
+                f"each of the {len(source.rows)} rows of {rows} has a token that {seen} lacks: compare with more or "
+                "other text (seen, seen_rows), or use shorter rows"
             )
         of_source = source.manifest.get("details", {})
         details = {
@@ -78,11 +78,13 @@ def _require_one_tokenizer(source: Blocks, text: Blocks, rows: Path, seen: Path)
 
 
 def _drawn(text: Blocks, count: int | None, seen: Path) -> Iterator[Tensor]:
-    """All rows of a split, or `count` drawn from it, in chunks."""
+    """Return all rows of a split, or `count` rows drawn from it, in chunks."""
     if count is None:
         return _chunks(text.rows)
     if count > len(text.rows):
-        raise UserError(f"seen_rows is {count} and {seen} has {len(text.rows)} rows: lower it, or null for all")
+        raise UserError(
+            f"seen_rows is {count}, but {seen} has {len(text.rows)} rows: lower it, or set it to null for all"
+        )
     order = torch.randperm(len(text.rows), generator=generator(0, "filter/seen"))
     return (text.rows[row : row + 1] for row in order[:count].tolist())
 
@@ -92,15 +94,15 @@ def _chunks(rows: Tensor) -> Iterator[Tensor]:
 
 
 def _rows_with(chunk: Tensor, vocab_size: int) -> Tensor:
-    """(V,): in how many rows of the chunk each id occurs."""
+    """Return the number of rows of the chunk in which each id occurs, (V,) int64."""
     ids, _ = chunk.to(torch.int64).sort(dim=1)
-    first = torch.ones_like(ids, dtype=torch.bool)  # of its kind in its row
+    first = torch.ones_like(ids, dtype=torch.bool)  # whether it is the first occurrence of its id in its row
     first[:, 1:] = ids[:, 1:] != ids[:, :-1]
     return torch.bincount(ids[first], minlength=vocab_size)
 
 
 def _unseen(rows_with: Tensor) -> dict[str, Any]:
-    """What a manifest says of the ids that drop rows: how many there are, and those in the most rows."""
+    """Return a manifest's entry on the ids that drop rows: their number, and the ids that occur in the most rows."""
     most = rows_with.argsort(descending=True, stable=True)[:_NAMED].tolist()
     named = [{"id": i, "rows": int(rows_with[i])} for i in most if rows_with[i] > 0]
     return {"tokens": int((rows_with > 0).sum()), "most": named}

@@ -1,8 +1,8 @@
-"""Tokenizers that come as one tokenizer.json, each a `Coder`: a model's own, and GPT-2's byte-level BPE as published.
+"""Tokenizers in the tokenizer.json format, each a `Coder`: a model's own, and GPT-2's published byte-level BPE.
 
-A document is what the tokenizer makes of a text, its beginning-of-text id included. It ends with the end-of-text id, or
-with the beginning-of-text id of a tokenizer that has no other. The literal text of a special token is text, so that no
-document can end another.
+A document is the tokenizer's output for a text, including its beginning-of-text id. It ends with the end-of-text id, or
+with the beginning-of-text id if the tokenizer has no other. The literal text of a special token is encoded as text, so
+that a document cannot contain the end of a document.
 """
 
 import json
@@ -22,23 +22,23 @@ from .manifest import GPT2_BPE, HUB, made_manifest, read_manifest
 from .sentencepiece import EOD
 
 _FILE = "tokenizer.json"
-_OPENED = "as_loaded.json"  # what transformers makes of the files: the ids of a run are its
+_OPENED = "as_loaded.json"  # the tokenizer as transformers loads it from the files; a run uses its ids
 _MARKS = "special_tokens_map.json"
-_HOLE = "there is a hole in its ids, or it is another model's; give the model's own tokenizer.json"
+_HOLE = "its ids have a gap, or it belongs to another model; give the model's own tokenizer.json"
 _PROBE = "Hello world"
 GPT2_VOCAB_SIZE = 50_257
-_GPT2_IDS = [15496, 995]  # of the probe
+_GPT2_IDS = [15496, 995]  # GPT-2's ids of the probe
 _ODD = " \t\r\n\n  \x00\x85\u2028naïve 中 👩‍👩‍👧 e\u0301 \u2581" + EOD + " don't"
 
 
 class HFTokenizer:
-    """The tokenizer that `save_hub_tokenizer` or `save_bpe` wrote into a folder; the interface of `tokenizers.Coder`.
+    """The tokenizer that `save_hub_tokenizer` or `save_bpe` wrote into a folder, with the interface of `Coder`.
 
-    It encodes all of a text: truncation and padding that the file was saved with are switched off.
+    It encodes the whole text: truncation and padding that are saved in the file are switched off.
     """
 
     manifest: dict[str, Any]
-    vocab_size: int  # the model's, which may have ids to spare
+    vocab_size: int  # the model's vocabulary size, which may exceed the number of ids
     eod: int
 
     def __init__(self, folder: Path) -> None:
@@ -48,7 +48,7 @@ class HFTokenizer:
         path = folder / self.manifest.get("opened", _FILE)
         remedy = f"delete {folder} and run its job again"
         if not path.is_file() or sha256_of(path) != self.manifest["sha256"]:
-            raise UserError(f"{path} is missing or is not what its manifest describes; {remedy}")
+            raise UserError(f"{path} is missing or differs from its manifest; {remedy}")
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # `tokenizers` raises no other type
@@ -60,22 +60,22 @@ class HFTokenizer:
         self.eod = self.manifest["eod"]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text as the tokenizer marks it, without the end-of-document id at either end."""
+        """Return the ids of one text with the tokenizer's special tokens, but no end-of-document id at either end."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
+        """Return the ids of each text."""
         return [self._bare(encoded.ids) for encoded in self._tokenizer.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text that `ids` stand for; special tokens give none, and ids that end inside a character U+FFFD.
+        """Return the text of `ids`. Special tokens give no text; an incomplete character gives U+FFFD.
 
         Raises:
             IndexError: an id is outside the vocabulary.
         """
         ids = list(ids)
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise IndexError(f"ids run from {min(ids)} to {max(ids)} and the vocabulary to {self.vocab_size - 1}")
+            raise IndexError(f"ids range from {min(ids)} to {max(ids)}; the vocabulary ends at {self.vocab_size - 1}")
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def _bare(self, ids: list[int]) -> list[int]:
@@ -85,15 +85,18 @@ class HFTokenizer:
 
 
 def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str, Any]:
-    """Write the tokenizer of the model in `source`, a folder or a GGUF file, into `out`; returns its manifest.
+    """Write the tokenizer of the model in `source`, a folder or a GGUF file, into `out`, and return its manifest.
 
-    The files of a folder are copied byte for byte, for the export. `HFTokenizer` opens what transformers made of them.
+    The files of a folder are copied byte for byte, for the export. `HFTokenizer` opens the form that transformers
+    made of them.
 
     Args:
-        vocab_size: the model's.
+        source: folder or GGUF file of the model.
+        out: folder that is written.
+        vocab_size: vocabulary size of the model.
 
     Raises:
-        UserError: there is none, its ids are not those of its own file or not the model's, or none ends a document.
+        UserError: there is no tokenizer, its ids differ from its file's or the model's, or no id ends a document.
     """
     loaded = _load(source)
     with tempfile.TemporaryDirectory() as name:
@@ -108,7 +111,7 @@ def save_hub_tokenizer(source: Path, out: Path, *, vocab_size: int) -> dict[str,
 
 
 def _write(out: Path, files: Mapping[str, Path], config_hash: str, **says: Any) -> dict[str, Any]:
-    """Copy these files into `out` under their names, and write the manifest."""
+    """Copy the files into `out` under their names, and write the manifest."""
     hashes = {name: sha256_of(path) for name, path in files.items()}
     opened = hashes[says.get("opened", _FILE)]
     manifest = made_manifest("tokenizer", config_hash=config_hash, **says, sha256=opened, files=hashes)
@@ -130,13 +133,13 @@ def _load(source: Path) -> Any:
         return loaded
     except UserError:
         raise
-    except Exception as error:  # of any type, by what is wrong with the files
+    except Exception as error:  # transformers raises many types, depending on the fault of the files
         remedy = "fetch it again" if is_gguf(source) else "put its tokenizer.json there"
         raise UserError(f"no tokenizer can be read in {source} ({one_line(error)}): {remedy}") from error
 
 
 def _files_of(source: Path, made: Path, loaded: Any) -> dict[str, Path]:
-    """Name in the output -> file: the source's own where it has a tokenizer.json, else those that transformers made."""
+    """Map names in the output to files: the source's own if it has a tokenizer.json, else those of transformers."""
     if not _has_own(source):
         found = {str(path.relative_to(made)): path for path in made.rglob("*") if path.is_file()}
     else:
@@ -150,7 +153,7 @@ def _files_of(source: Path, made: Path, loaded: Any) -> dict[str, Path]:
 
 
 def _require_ids(loaded: Any, source: Path, vocab_size: int) -> int:
-    """The id that ends documents."""
+    """Check the ids of a tokenizer against its file and the model, and return the id that ends documents."""
     mark = loaded.eos_token if loaded.eos_token is not None else loaded.bos_token
     if mark is None:
         raise UserError(
@@ -159,19 +162,27 @@ def _require_ids(loaded: Any, source: Path, vocab_size: int) -> int:
     ids: dict[str, int] = loaded.get_vocab()
     if _has_own(source):
         _require_told(ids, mark, source)
-    elif set(loaded(_PROBE, add_special_tokens=False)["input_ids"]) <= {loaded.unk_token_id}:  # made of no file
+    elif set(loaded(_PROBE, add_special_tokens=False)["input_ids"]) <= {
+        loaded.unk_token_id
+    }:  # transformers found no file
         raise UserError(f"no tokenizer in {source}: put its tokenizer.json there")
     if len(ids) > vocab_size:
-        raise UserError(f"the tokenizer in {source} has {len(ids)} ids and the model {vocab_size}: they differ")
+        raise UserError(
+            f"the tokenizer in {source} has {len(ids)} ids, but the model has {vocab_size}: give the model's own"
+        )
     if (largest := max([*ids.values(), *loaded("x")["input_ids"]])) >= vocab_size:
         raise UserError(
-            f"the tokenizer in {source} has an id {largest} and the model's end at {vocab_size - 1}: {_HOLE}"
+            f"the tokenizer in {source} has the id {largest}, but the model's ids end at {vocab_size - 1}: {_HOLE}"
         )
     return ids[mark]
 
 
 def _require_told(ids: Mapping[str, int], mark: str, source: Path) -> None:
-    """Raise UserError where the files tell another id of a token than it has, or none of the mark."""
+    """Check that tokens have the ids that the files give them, and that the files have a token `mark`.
+
+    Raises:
+        UserError: an id differs, or the token is missing.
+    """
     from tokenizers import Tokenizer
 
     path = source / _FILE
@@ -180,7 +191,7 @@ def _require_told(ids: Mapping[str, int], mark: str, source: Path) -> None:
     for token, number in told.items():
         if ids.get(token) != number:
             raise UserError(
-                f"{path} gives the token {token!r} the id {number}, and it is read as {ids.get(token)}: {_HOLE}"
+                f"{path} gives the token {token!r} the id {number}, but it is read as {ids.get(token)}: {_HOLE}"
             )
     if mark not in told and Tokenizer.from_file(str(path)).token_to_id(mark) is None:
         raise UserError(f"{path} has no token {mark!r}, its eos_token or bos_token: name one that it has")
@@ -196,9 +207,12 @@ def _settings(source: Path) -> dict[str, Any]:
 
 
 def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
-    """Write the published tokenizer that `job` names, a hub name or a folder, into `out`; returns its manifest.
+    """Write the published GPT-2 tokenizer that `job` names, a hub name or a folder, into `out`; return its manifest.
 
-    Loaded by name or folder: of the names of its two files `transformers` makes a tokenizer without a vocabulary.
+    It is loaded by name or folder, because transformers makes a tokenizer without a vocabulary from its two file names.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded, or is not GPT-2's.
     """
     from transformers import GPT2Tokenizer
 
@@ -211,8 +225,8 @@ def save_bpe(job: BpeJob, out: Path) -> dict[str, Any]:
         ) from error
     if len(loaded) != GPT2_VOCAB_SIZE:
         raise UserError(
-            f"the tokenizer {job.source!r} has {len(loaded)} entries and GPT-2's {GPT2_VOCAB_SIZE}: it is another one, "
-            "or its folder lacks vocab.json or merges.txt"
+            f"the tokenizer {job.source!r} has {len(loaded)} entries, but GPT-2's has {GPT2_VOCAB_SIZE}: name GPT-2's "
+            "in gpt2.bpe, with vocab.json and merges.txt in its folder"
         )
     with tempfile.TemporaryDirectory() as name:
         made = Path(name) / "made"
@@ -229,6 +243,6 @@ def _require_gpt2(coder: HFTokenizer, source: str) -> None:
     ids, odd = coder.encode(_PROBE), coder.encode(_ODD)
     if coder.eod != GPT2_VOCAB_SIZE - 1 or ids != _GPT2_IDS or coder.decode(odd) != _ODD or coder.eod in odd:
         raise UserError(
-            f"the tokenizer {source!r} is not GPT-2's: {_PROBE!r} gives {ids} for {_GPT2_IDS}, {EOD} has id "
-            f"{coder.eod} for {GPT2_VOCAB_SIZE - 1}, and {_ODD!r} comes back as {coder.decode(odd)!r}"
+            f"the tokenizer {source!r} of gpt2.bpe is not GPT-2's. {_PROBE!r} gives {ids} instead of {_GPT2_IDS}, "
+            f"{EOD} has id {coder.eod} instead of {GPT2_VOCAB_SIZE - 1}, or {_ODD!r} decodes to {coder.decode(odd)!r}"
         )

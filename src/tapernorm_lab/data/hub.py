@@ -1,4 +1,4 @@
-"""Data sets of the hub or of local Parquet files, through `datasets`; a script of a data set is never run."""
+"""Read data sets from the hub or from local Parquet files with `datasets`. Scripts of a data set are never run."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,20 +13,24 @@ from tapernorm.util.errors import UserError
 
 from .text_files import find_files, parquet_column, text_of
 
-_ROWS = 1000  # a batch
+_ROWS = 1000  # rows per batch
 
 
 @dataclass(frozen=True)
 class Rows:
     """The rows of a data set, in order."""
 
-    rows: Any  # of `datasets`, in memory or streamed
-    details: dict[str, Any]  # their origin, for a manifest
-    reading: Callable[[], AbstractContextManager[None]]  # names the fault of whatever reads them inside
+    rows: Any  # a Dataset or IterableDataset of `datasets`
+    details: dict[str, Any]  # origin of the rows, for a manifest
+    reading: Callable[[], AbstractContextManager[None]]  # context manager that turns read errors into UserError
 
     @classmethod
     def of_hub(cls, name: str, *, split: str, revision: str | None, remedy: str, streaming: bool = False) -> Self:
-        """A split of a data set of the hub; streamed, rows are fetched as they are read."""
+        """Open a split of a data set of the hub. With `streaming`, rows are downloaded as they are read.
+
+        Raises:
+            UserError: the data set cannot be loaded; the message ends with `remedy`.
+        """
         import datasets
 
         reading = partial(_reaching, name, remedy)
@@ -36,7 +40,11 @@ class Rows:
 
     @classmethod
     def of_files(cls, files: Sequence[Path], field: str, *, streaming: bool = False) -> Self:
-        """The rows of Parquet files, in the order given, whose column `field` will be read."""
+        """Open Parquet files, in the order given, to read their column `field`.
+
+        Raises:
+            UserError: a file is not Parquet, is damaged or has no such column.
+        """
         import datasets
 
         names = [str(file) for file in files]
@@ -46,7 +54,7 @@ class Rows:
         return cls(rows, {"files": described(files)}, reading)
 
     def column(self, name: str, size: int = _ROWS) -> Iterator[Any]:
-        """The values of one column in order, read `size` at a time."""
+        """Yield the values of one column in order, reading `size` rows at a time."""
         with self.reading():
             for batch in self.rows.iter(batch_size=size):
                 if name not in batch:
@@ -54,22 +62,22 @@ class Rows:
                 yield from batch[name]
 
     def texts(self, name: str) -> Iterator[str]:
-        """The documents in one column, in order; a null is an empty one."""
+        """Yield the documents in one column in order; a null is an empty document."""
         for row, value in enumerate(self.column(name)):
             yield text_of(value, f"row {row} of column {name!r}")
 
 
 def parquet_files(patterns: Sequence[str]) -> list[Path]:
-    """The Parquet files that paths, globs and folders name, in the order given, sorted within a glob or folder."""
+    """List the Parquet files of paths, globs and folders, in the order given, sorted within a glob or folder."""
     files = find_files([str(Path(p) / "**" / "*.parquet") if Path(p).is_dir() else p for p in patterns])
     for path in files:
         if path.suffix != ".parquet":
-            raise UserError(f"{path} is not a .parquet file, and only those stand in for a data set of the hub")
+            raise UserError(f"{path} is not a .parquet file: only Parquet files can replace a data set of the hub")
     return files
 
 
 def described(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """What a manifest says of local files."""
+    """Return a manifest's entries on local files."""
     return [{"path": str(f), "bytes": f.stat().st_size, "sha256": sha256_of(f)} for f in files]
 
 
@@ -87,7 +95,7 @@ def _reaching(name: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def _reading_parquet(files: Sequence[Path], field: str) -> Iterator[None]:
-    """Name the file that cannot be read, and its row, in place of what `datasets` and `pyarrow` raise."""
+    """Turn errors of `datasets` and `pyarrow` into a UserError that names the damaged file and row."""
     import pyarrow
     from datasets.exceptions import DatasetsError
 
@@ -100,5 +108,5 @@ def _reading_parquet(files: Sequence[Path], field: str) -> Iterator[None]:
             deque(parquet_column(file, field), maxlen=0)  # raises at the damage
         names = ", ".join(map(str, files))
         raise UserError(
-            f"{names} cannot be read as Parquet ({error}); write them again, or leave the broken one out"
+            f"{names} cannot be read as Parquet ({error}); write them again, or leave out the damaged one"
         ) from error

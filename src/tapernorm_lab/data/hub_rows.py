@@ -1,4 +1,4 @@
-"""Rows that come tokenized, from the hub or a local folder of Parquet files, as blocks that are only scored."""
+"""Write rows that are already tokenized, from the hub or a folder of Parquet files, as blocks for evaluation."""
 
 import array
 from itertools import islice
@@ -16,17 +16,18 @@ from .manifest import whole_files
 from .token_stream import DTYPES, smallest_dtype
 from .tokenizers import open_tokenizer
 
-_ROWS = 256  # a batch
+_ROWS = 256  # rows per batch
 _REMEDY = "copy its Parquet files from a machine that has one, and name their folder as rows.name"
 
 
 def write_hub_rows(job: HubRowsJob, tokenizer: Path, out: Path) -> dict[str, Any]:
-    """Write the first `max_rows` rows of a data set into `out`, as the split `valid`; returns the manifest.
+    """Write the first `max_rows` rows of a data set into `out` as the split `valid`, and return the manifest.
 
-    Where `max_rows` says how many are needed, no more are fetched.
+    With `max_rows`, no further rows are downloaded.
 
     Raises:
-        UserError: the data set cannot be had, lacks the field or split, has no row, or one that does not fit.
+        UserError: the data set cannot be loaded, lacks the field or split, or has no row. A row has another length
+            than `context`, or ids outside the vocabulary.
     """
     coder = open_tokenizer(tokenizer)
     _, code = DTYPES[smallest_dtype(coder.vocab_size)]
@@ -66,10 +67,11 @@ def _open(job: HubRowsJob) -> Rows:
 
 def _require_fitting(ids: Any, where: str, context: int, vocab_size: int) -> None:
     if not isinstance(ids, list) or any(type(i) is not int for i in ids):
-        raise UserError(f"{where} holds no list of token ids: name their column as rows.field")
+        raise UserError(f"{where} holds no list of token ids: set rows.field to their column")
     if len(ids) != context:
-        raise UserError(f"{where} has {len(ids)} tokens and gpt2.context is {context}: the two must be equal")
+        raise UserError(f"{where} has {len(ids)} tokens, but gpt2.context is {context}: set gpt2.context to its length")
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         raise UserError(
-            f"{where} has ids from {min(ids)} to {max(ids)} and the tokenizer {vocab_size} entries: it is another one"
+            f"{where} has ids from {min(ids)} to {max(ids)}, but the tokenizer has {vocab_size} entries: use the "
+            "tokenizer that made the rows"
         )

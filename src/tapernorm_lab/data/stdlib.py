@@ -1,8 +1,8 @@
-"""The running Python's own standard library as text: a file is a document, in an order and in halves drawn by hash.
+"""The standard library of the running Python as text: one document per file, ordered and halved by a hash.
 
-The hash is that of the text, so that files of equal text stand in one half; salted, so that it is independent of the
-one that divides a corpus. In its order any first n documents are a sample of the library. The library's tests are left
-out, as many distributions of Python do.
+The hash is that of the text, so that files of equal text lie in the same half. It is salted, so that it is independent
+of the hash that splits a corpus. The first n documents in this order are a random sample of the library. The library's
+tests are left out, because many distributions of Python leave them out too.
 """
 
 import hashlib
@@ -28,19 +28,22 @@ class Library:
     """The files of a library, or of a half of it, in the order of their hashes."""
 
     files: tuple[Path, ...]
-    details: dict[str, Any]  # for a manifest: which Python's, how much, what was skipped, one hash of the whole
+    details: dict[str, Any]  # for a manifest: Python version, number of files, skipped files, one hash of all
 
     def documents(self) -> Iterator[str]:
-        """The text of each file, one in memory at a time."""
+        """Yield the text of each file, with one in memory at a time."""
         for path in self.files:
             yield _decoded(path.read_bytes())
 
 
 def standard_library(part: Part | None, root: Path | None = None) -> Library:
-    """The library under `root`, by default the running Python's; `part` takes half of its files, None all.
+    """Return the library under `root`, by default the running Python's; `part` selects half of its files, None all.
 
-    A file is decoded as its own first lines say (PEP 263). One that cannot be, or that holds half a surrogate pair, is
-    skipped and named. Links are no files of the library.
+    A file is decoded as its first lines declare (PEP 263). A file that cannot be decoded, or that holds half a
+    surrogate pair, is skipped and listed. Symbolic links are ignored.
+
+    Raises:
+        UserError: there is no source file under `root`.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     whole = hashlib.sha256()
@@ -80,7 +83,7 @@ def _half(digest: bytes) -> Part:
 
 
 def _decoded(raw: bytes) -> str:
-    """Source text as PEP 263 says: by its byte order mark or coding line, UTF-8 without either; newlines untouched."""
+    """Decode source text as PEP 263 says: by its byte order mark or coding line, else as UTF-8. Newlines stay."""
     lines = iter(raw.splitlines(keepends=True))
     encoding, _ = tokenize.detect_encoding(lambda: next(lines, b""))
     return raw.decode(encoding)

@@ -1,12 +1,12 @@
 """Documents from the user's own .txt, .jsonl and .parquet files, read piece by piece.
 
-.txt      documents stand between `<|endoftext|>` marks; the one newline on either side of a mark is
-          formatting and is dropped, and the file's two ends count as marks
-.jsonl    one JSON object a line, the text under a named field
-.parquet  one row a document, the text in a named column
+.txt      documents are separated by `<|endoftext|>` marks; one newline on either side of a mark is dropped, and the
+          start and end of the file count as marks
+.jsonl    one JSON object per line, with the text under a named field
+.parquet  one document per row, with the text in a named column
 
-A null in place of a text is an empty document. Nothing else of the text is touched. Memory holds one document and one
-chunk, however long the file.
+A null in place of a text is an empty document. Text is not changed otherwise. Memory holds one document and one chunk,
+whatever the size of the file.
 """
 
 import codecs
@@ -22,13 +22,17 @@ from tapernorm.util.errors import UserError, setting
 
 SEPARATOR = "<|endoftext|>"
 _CHUNK = 1 << 20  # bytes
-_PARQUET_ROWS = 1024  # rows a batch
+_PARQUET_ROWS = 1024  # rows per batch
 _REMEDY = "write it again, or leave it out"
 _EDGE_NEWLINE = re.compile(r"\A\r?\n|\r?\n\Z")
 
 
 def find_files(patterns: Sequence[str]) -> list[Path]:
-    """The files that paths and globs name, in the order given, sorted within a glob, each once."""
+    """List the files of paths and globs, in the order given, sorted within a glob, each once.
+
+    Raises:
+        UserError: a pattern matches no file, or a file is empty, of an unknown kind, or has a name that is not UTF-8.
+    """
     found: dict[Path, Path] = {}
     for pattern in patterns:
         files = _matches(pattern)
@@ -38,11 +42,13 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
         for path in files:
             found.setdefault(path.resolve(), path)
     for path in found.values():
-        if any("\ud800" <= character <= "\udfff" for character in str(path)):  # how Python shows other bytes
+        if any("\ud800" <= character <= "\udfff" for character in str(path)):  # bytes that are not UTF-8
             raise UserError(f"{setting('data.files')}: the file name {str(path)!a} is not UTF-8; rename the file")
         if path.suffix not in _READERS:
             kinds = ", ".join(_READERS)
-            raise UserError(f"{setting('data.files')}: {path} ends in {path.suffix!r}; the kinds read are {kinds}")
+            raise UserError(
+                f"{setting('data.files')}: {path} ends in {path.suffix!r}; give a file that ends in {kinds}"
+            )
         if path.stat().st_size == 0:
             raise UserError(f"{setting('data.files')}: {path} is empty (0 bytes); fill it, or leave it out")
     return list(found.values())
@@ -57,11 +63,11 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def documents_of(path: Path, field: str) -> Iterator[str]:
-    """Documents of one file in order, empty ones included; `field` is the key or column that holds the text.
+    """Yield the documents of one file in order, including empty ones; `field` is the key or column of the text.
 
     Raises:
-        UserError: the file is not UTF-8 (with the byte offset), damaged or not of the kind that its suffix says (with
-            line or row), or lacks the field (with those there are).
+        UserError: the file is not UTF-8, is damaged, is not of the kind of its suffix, or lacks the field. The message
+            gives the byte offset, the line or row, or the fields that exist.
     """
     return _READERS[path.suffix](path, field)
 
@@ -80,9 +86,9 @@ def _from_jsonl(path: Path, field: str) -> Iterator[str]:
             row = parse_json(line)
         except ValueError as error:
             at = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-            raise UserError(f"{path}:{number}: not JSON ({at}); mend or drop the line") from None
+            raise UserError(f"{path}:{number}: not JSON ({at}); correct or delete the line") from None
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{number}: {type(row).__name__} found, and each line must be a JSON object")
+            raise UserError(f"{path}:{number}: {type(row).__name__} found, but each line must be a JSON object")
         if field not in row:
             raise UserError(_no_field(f"{path}:{number}", "field", field, list(row)))
         yield text_of(row[field], f"{path}:{number}: field {field!r}")
@@ -94,7 +100,11 @@ def _from_parquet(path: Path, field: str) -> Iterator[str]:
 
 
 def parquet_column(path: Path, field: str) -> Iterator[Any]:
-    """The values of one column of a Parquet file, row by row."""
+    """Yield the values of one column of a Parquet file, row by row.
+
+    Raises:
+        UserError: the file is not Parquet, is damaged, is not UTF-8, or lacks the column.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -122,7 +132,7 @@ def parquet_column(path: Path, field: str) -> Iterator[Any]:
                 raise UserError(f"{path} is damaged {said}; {_REMEDY}") from None
             if row != first + rows:
                 raise UserError(
-                    f"{path} is damaged: of {rows} rows from row {first} on it has {row - first}; {_REMEDY}"
+                    f"{path} is damaged: it has {row - first} of {rows} rows from row {first} on; {_REMEDY}"
                 )
 
 
@@ -130,7 +140,7 @@ _READERS = {".txt": _from_txt, ".jsonl": _from_jsonl, ".parquet": _from_parquet}
 
 
 def _pieces(path: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """(byte offset, bytes) of each stretch between separators; white space after the last one is no stretch."""
+    """Yield (byte offset, bytes) of each piece between separators; a blank piece after the last one is dropped."""
     offset, buffer = 0, bytearray()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
@@ -147,7 +157,7 @@ def _pieces(path: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _utf8(path: Path, offset: int, raw: bytes) -> str:
-    """`raw`, which starts at byte `offset` of the file, as text; a byte order mark at the file's start is dropped."""
+    """Decode `raw`, which starts at byte `offset` of the file; drop a byte order mark at the file's start."""
     if offset == 0 and raw.startswith(codecs.BOM_UTF8):
         offset, raw = len(codecs.BOM_UTF8), raw.removeprefix(codecs.BOM_UTF8)
     try:
@@ -160,17 +170,23 @@ def _utf8(path: Path, offset: int, raw: bytes) -> str:
 
 
 def text_of(value: Any, where: str) -> str:
-    """The document that a field or column holds: its text, or an empty one for a null."""
+    """Return the document in a field or column: its text, or an empty text for a null.
+
+    Raises:
+        UserError: the value is of another type, or holds half a surrogate pair.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):
         field = setting("data.field")
-        raise UserError(f"{where} holds {type(value).__name__}, and text is needed; name another with {field}")
+        raise UserError(f"{where} holds {type(value).__name__}, but text is needed; choose another with {field}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         found = f"\\u{ord(value[error.start]):04x}, character {error.start}"
-        raise UserError(f"{where} holds half a surrogate pair ({found}), which is no text; mend or drop it") from None
+        raise UserError(
+            f"{where} holds half a surrogate pair ({found}), which is no text; correct or delete it"
+        ) from None
     return value
 
 

@@ -1,8 +1,8 @@
 """Token streams on disk, and the training windows cut from them. B batch, T context (tokens).
 
-A split is one flat file of ids, each document closed by an end-of-document id, in the smallest unsigned type that
-holds the vocabulary (native byte order). It is read memory-mapped. A batch is a function of (seed, step), so a resumed
-run has nothing to fast-forward.
+A split is one flat file of ids, in which an end-of-document id ends each document. Ids have the smallest unsigned type
+that holds the vocabulary, in native byte order. The file is memory-mapped. A batch is a function of (seed, step), so
+that a resumed run need not replay earlier batches.
 """
 
 import array
@@ -24,7 +24,7 @@ from .sentencepiece import Tokenizer
 from .tokenizers import Coder
 
 DTYPES = {"uint16": (torch.uint16, "H"), "uint32": (torch.uint32, "I")}  # torch type, array type code
-_BATCH_CHARACTERS = 1 << 18  # text held in memory at once, a longer document apart
+_BATCH_CHARACTERS = 1 << 18  # characters in memory at once, unless a single document is longer
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,17 @@ class TokenStream:
 
     @classmethod
     def open(cls, folder: Path, split: str) -> Self:
-        """Map one split; nothing is read yet. Raises as `open_split`."""
+        """Memory-map one split without reading it. Raises as `open_split` and `map_ids`."""
         manifest, entry = open_split(folder, "tokens", split)
         return cls(map_ids(folder / f"{split}.bin", entry["tokens"], manifest["dtype"]), manifest, entry)
 
 
 def open_split(folder: Path, kind: Kind, split: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The manifest of a folder of this kind, and its entry of one split."""
+    """Return the manifest of a folder of this kind, and its entry of one split.
+
+    Raises:
+        UserError: the manifest cannot be read (`read_manifest`), or has no such split.
+    """
     manifest = read_manifest(folder, kind)
     if split not in manifest["splits"]:
         raise UserError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
@@ -51,26 +55,34 @@ def open_split(folder: Path, kind: Kind, split: str) -> tuple[dict[str, Any], di
 
 
 def smallest_dtype(vocab_size: int) -> str:
-    """The name of the smallest type that holds every id of the vocabulary."""
+    """Return the name of the smallest type that holds every id of the vocabulary."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 def map_ids(path: Path, count: int, dtype: str) -> Tensor:
-    """Map a file of `count` ids, (count,); nothing is read yet."""
+    """Memory-map a file of `count` ids, (count,), without reading it.
+
+    Raises:
+        UserError: the dtype is unknown, or the size of the file differs from `count`.
+    """
     if dtype not in DTYPES:
         raise UserError(f"{path.parent / 'manifest.json'} has dtype {dtype!r}; known: {', '.join(DTYPES)}")
     kind, _ = DTYPES[dtype]
     size = path.stat().st_size if path.is_file() else 0
     if size != count * kind.itemsize:
         raise UserError(
-            f"{path} has {size} bytes and its manifest says {count} tokens of {kind.itemsize} bytes: "
-            "it was cut short or replaced; write the tokens again"
+            f"{path} has {size} bytes, but its manifest says {count} tokens of {kind.itemsize} bytes: "
+            "it was cut short or replaced; run `tapernorm tokens` again"
         )
     return torch.from_file(str(path), shared=False, size=count, dtype=kind)
 
 
 def windows(stream: TokenStream, *, seed: int, step: int, batch: int, context: int) -> Tensor:
-    """(B, T+1) int64: `batch` windows whose offsets are uniform over the stream, a pure function of (seed, step)."""
+    """Return `batch` windows with offsets uniform over the stream, (B, T+1) int64, a pure function of (seed, step).
+
+    Raises:
+        UserError: the stream is shorter than one window.
+    """
     offsets = len(stream.tokens) - context
     _require_a_window("the stream", len(stream.tokens), context)
     starts = torch.randint(offsets, (batch,), generator=generator(seed, f"windows/{step}"))
@@ -78,13 +90,12 @@ def windows(stream: TokenStream, *, seed: int, step: int, batch: int, context: i
 
 
 def write_tokens(corpus: Path, tokenizer: Path, out: Path, context: int) -> dict[str, Any]:
-    """Encode both splits of `corpus` into `out`; returns the manifest.
+    """Encode both splits of `corpus` into `out`, and return the manifest.
 
     The tokenizer may come from another corpus: the manifest holds the hashes of both.
 
     Raises:
-        UserError: a split is shorter than one window of `context` + 1 tokens, or the corpus is not what its manifest
-            describes.
+        UserError: a split is shorter than one window of `context` + 1 tokens, or the corpus differs from its manifest.
     """
     coder = Tokenizer(tokenizer)
     described = read_manifest(corpus, "corpus")["splits"]
@@ -112,12 +123,16 @@ def write_tokens(corpus: Path, tokenizer: Path, out: Path, context: int) -> dict
 def encode_split(
     corpus: Path, split: str, coder: Coder, path: Path, *, row: int = 1, group: int | None = None
 ) -> dict[str, int]:
-    """Write the ids of one split of `corpus`, each document closed, into `path`; counts of all that was encoded.
+    """Write the ids of one split of `corpus` into `path`, with an end-of-document id after each document.
 
-    Only whole rows of `row` ids are written. What is left over after every `group` documents is dropped.
+    Only whole rows of `row` ids are written. The remainder after every `group` documents is dropped. Returns the
+    numbers of documents, tokens and bytes that were encoded.
+
+    Raises:
+        UserError: the corpus differs from its manifest.
     """
     counts = {"documents": 0, "tokens": 0, "bytes": 0}
-    ids = array.array(DTYPES[smallest_dtype(coder.vocab_size)][1])  # encoded and not written yet
+    ids = array.array(DTYPES[smallest_dtype(coder.vocab_size)][1])  # encoded but not yet written
     source = corpus / f"{split}.jsonl"
     with open(path, "wb") as file:
         for texts in batches(read_documents(source)):
@@ -137,7 +152,7 @@ def encode_split(
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in order, in lists of about `_BATCH_CHARACTERS`."""
+    """Yield documents in order, in lists of about `_BATCH_CHARACTERS` characters."""
     batch: list[str] = []
     characters = 0
     for text in documents:
@@ -151,18 +166,18 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _refuse_changed(path: Path, found: dict[str, int], described: dict[str, Any]) -> None:
-    """Raise UserError where what was read of a corpus file is not what its manifest describes."""
+    """Raise UserError if the documents or bytes read from a corpus file differ from its manifest."""
     for unit in ("documents", "bytes"):
         if found[unit] != described[unit]:
             raise UserError(
-                f"{path} holds {found[unit]} {unit} of text and its manifest says {described[unit]}: "
-                "it was cut short or replaced; build the corpus again"
+                f"{path} holds {found[unit]} {unit} of text, but its manifest says {described[unit]}: "
+                "it was cut short or replaced; run `tapernorm corpus` again"
             )
 
 
 def _require_a_window(what: str, tokens: int, context: int) -> None:
     if tokens <= context:
         raise UserError(
-            f"{what} has {tokens} tokens and one window takes {context + 1} (model.context {context} and the target "
-            "after it): add text, raise data.valid_fraction if validation is the short one, or lower model.context"
+            f"{what} has {tokens} tokens, but one window takes {context + 1} (model.context {context} and one target). "
+            "Add text, raise data.valid_fraction if the validation split is too short, or lower model.context"
         )

@@ -1,4 +1,4 @@
-"""The interface that every kind of tokenizer has, and what opens a tokenizer folder of any kind."""
+"""The interface of all tokenizers, and the function that opens a tokenizer folder of any kind."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from .manifest import GPT2_BPE, HUB, read_manifest
 
 
 class Coder(Protocol):
-    """Text to ids and back, without loss."""
+    """A lossless map from text to ids and back."""
 
     manifest: dict[str, Any]
     vocab_size: int  # ids are 0 .. vocab_size - 1
@@ -22,14 +22,18 @@ class Coder(Protocol):
 
 
 def piece_of(coder: Coder, row: Sequence[int], position: int) -> str:
-    """The text that one token adds to those before it; `<end>` for the end of a document, which adds none."""
+    """Return the text that one token adds to the tokens before it; `<end>` for the end of a document."""
     if row[position] == coder.eod:
         return "<end>"
     return coder.decode(row[: position + 1])[len(coder.decode(row[:position])) :] or coder.decode([row[position]])
 
 
 def open_tokenizer(folder: Path) -> Coder:
-    """The tokenizer that `train_tokenizer`, `save_bpe` or `save_hub_tokenizer` wrote into a folder."""
+    """Open the tokenizer that `train_tokenizer`, `save_bpe` or `save_hub_tokenizer` wrote into a folder.
+
+    Raises:
+        UserError: the folder holds no tokenizer, or its files differ from its manifest.
+    """
     model_type = read_manifest(folder, "tokenizer")["model_type"]
     if model_type in (GPT2_BPE, HUB):
         from .hf_tokenizer import HFTokenizer

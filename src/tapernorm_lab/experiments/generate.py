@@ -1,4 +1,4 @@
-"""Text from a checkpoint on disk: finds its tokenizer, encodes the prompt, streams what follows."""
+"""Generate text from a checkpoint on disk: find its tokenizer, encode the prompt, and stream the continuation."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from tapernorm.checkpoints.store import load
 from tapernorm.models.decode import Sampling, generate
 from tapernorm.models.decoder import Decoder
-from tapernorm.models.packed_decoder import PackedDecoder
+from tapernorm.models.packed_decoder import PackedDecoder, Weights
 from tapernorm.util.errors import UserError
 from tapernorm.util.rng import generator
 
@@ -28,12 +28,16 @@ def stream_text(
     seed: int,
     device: str,
     compile: bool = False,
+    weights: Weights = "stored",
 ) -> Iterator[str]:
     """Yield the prompt, then its continuation piece by piece, up to the end of the document or of the context.
 
+    Args:
+        weights: of the decoder, as in `PackedDecoder`.
+
     Raises:
         UserError: no tokenizer is found, it does not fit the model, the prompt is no text, a sampling option is out
-            of range, or prompt and new tokens exceed the model's context.
+            of range, prompt and new tokens exceed the model's context, or int8 weights are asked for on a GPU.
     """
     try:
         sampling = Sampling(temperature, top_k, top_p)
@@ -52,7 +56,7 @@ def stream_text(
             "give the one it was trained with, --tokenizer DIR"
         )
     steps = generate(
-        PackedDecoder(model),
+        PackedDecoder(model, weights=weights),
         torch.tensor([ids], device=chosen),
         new_tokens=new_tokens or max(model.config.context - len(ids), 1),
         sampling=sampling,
@@ -66,17 +70,17 @@ def stream_text(
     for drawn in steps:
         written.append(int(drawn))
         text = coder.decode(written)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # bytes of a character that is not whole yet
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # the last character is still incomplete
             yield text[len(shown) :]
             shown = text
-    yield text[len(shown) :]  # and never will be
+    yield text[len(shown) :]  # the rest, with a character that stayed incomplete
 
 
 def find_tokenizer(checkpoint: Path) -> Path:
-    """The tokenizer of the run that `checkpoint` lies in: data/tokenizer in one of its parent folders.
+    """Return the tokenizer of the run that `checkpoint` lies in: data/tokenizer in one of its parent folders.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such folder.
     """
     for folder in (checkpoint.resolve(), *checkpoint.resolve().parents):
         if (found := folder / "data" / "tokenizer" / "tokenizer.model").is_file():

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-IGNORED = -100  # a target that does not count, as cross_entropy has it
+IGNORED = -100  # target that does not count, as in F.cross_entropy
 _CHUNK = {"cpu": 1 << 20}  # logits of a chunk that stays in a core's cache
 _CHUNK_ELSEWHERE = 1 << 26  # on a GPU, whose matrix products need many rows
 
 
 def head_cross_entropy(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Mean nats of targets (...) by the logits that `head` gives for hidden (..., D); `IGNORED` ones do not count.
+    """Return the mean cross-entropy, in nats, of targets (...) by the logits of hidden (..., D).
 
-    Logits are computed in the precision of autocast or of `hidden`, their softmax and the loss in float32 or wider.
+    Targets of `IGNORED` do not count. Logits are computed in the precision of autocast or of `hidden`, their softmax
+    and the loss in float32 or wider.
     The gradient is computed in the forward pass, and no second derivative exists.
     """
     x, weight, bias = _operands(head, hidden)
@@ -30,14 +31,14 @@ def head_cross_entropy(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tens
 
 
 def logits_by_chunk(head: nn.Linear, hidden: Tensor) -> Iterator[Tensor]:
-    """The logits (n, V) of hidden (..., D), a chunk of tokens at a time, in the precision that the loss has them."""
+    """Yield the logits (n, V) of hidden (..., D), a chunk of tokens at a time, as the loss computes them."""
     x, weight, bias = _operands(head, hidden)
     for some in x.split(_rows(x, weight)):
         yield linear(some, weight, bias)
 
 
 def _operands(head: nn.Linear, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x, W and b as autocast would hand them to the linear map."""
+    """Return x, W and b as autocast would hand them to the linear map."""
     x, weight, bias = hidden.flatten(0, -2), head.weight, head.bias
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -52,7 +53,7 @@ def _rows(x: Tensor, weight: Tensor) -> int:
 def _linear_cross_entropy(
     x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean cross-entropy and its gradients by x, W and b (empty without one)."""
+    """Return the mean cross-entropy and its gradients by x, W and b (empty without one)."""
     wide = torch.promote_types(x.dtype, torch.float32)
     counts = (targets != IGNORED)[:, None]  # (N, 1)
     counted = counts.to(x.dtype)

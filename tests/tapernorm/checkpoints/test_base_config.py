@@ -109,7 +109,7 @@ def test_a_kernel_that_is_here_is_the_one_that_runs(home, tmp_path, kernel):
         ({"architectures": 5}, ("architectures", "list")),
         ({"architectures": [5]}, ("holds a 5", "known")),
         ({"architectures": []}, ("none named",)),
-        ({"architectures": ["LlamaForCausalLM"]}, ("LlamaForCausalLM", "gpt2", "not of one model")),
+        ({"architectures": ["LlamaForCausalLM"]}, ("LlamaForCausalLM", "gpt2", "model_type")),
         ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, ("'own'", "auto_map", "never run")),
         ({"model_type": None}, ("cannot read a config",)),
         ({"dtype": "float99"}, ("float99",)),
@@ -157,8 +157,8 @@ def test_what_tapernorm_wrote_is_no_base(home, tmp_path):
     export.save(model, tmp_path / "stock", form="stock")
     for name in ("run", "normfree"):
         readers = (skeleton, load_pretrained)
-        refused_everywhere(home, tmp_path / name, "written by tapernorm", "untouched", readers=readers)
-    refused_everywhere(home, tmp_path / "stock", "normalise nothing", "untouched", readers=(skeleton,))
+        refused_everywhere(home, tmp_path / name, "written by tapernorm", readers=readers)
+    refused_everywhere(home, tmp_path / "stock", "rms_norm_eps", readers=(skeleton,))
     assert load_pretrained(tmp_path / "stock")  # for its self-check
 
 
@@ -229,5 +229,5 @@ def test_a_gguf_file_is_judged_alike(tmp_path):
         writer.kv_data[0].pop("llama.attention.head_count")
         writer.add_head_count(0)
 
-    with pytest.raises(UserError, match="describes no model"):
+    with pytest.raises(UserError, match=r"headless\.gguf"):
         skeleton(write_gguf(tmp_path / "headless.gguf", made(), say=heads))

@@ -107,10 +107,10 @@ def one(value: float):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"say": one(8.0)}, r"says llama.rope.scaling.factor = 8.0, which has no place here"),
-        ({"say": lambda w: w.add_expert_count(4)}, "says llama.expert_count = 4"),
-        ({"say": lambda w: w.add_key_length(24)}, "turns 16 of the 24 numbers of a head"),
-        ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "without a place here: rope_freqs.weight"),
+        ({"say": one(8.0)}, r"llama\.rope\.scaling\.factor = 8\.0"),
+        ({"say": lambda w: w.add_expert_count(4)}, r"llama\.expert_count = 4"),
+        ({"say": lambda w: w.add_key_length(24)}, r"16 of the 24 .*rope\.dimension_count"),
+        ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "unexpected: rope_freqs.weight"),
         ({"packed": Q.Q5_1}, "of ggml type 7, which is not supported yet"),
         ({"without": ("model.layers.1.mlp.up_proj.weight",)}, "missing: model.layers.1.mlp.up_proj.weight"),
         ({"without": ("model.embed_tokens.weight",)}, "lacks token_embd.weight"),
@@ -128,7 +128,7 @@ def test_an_architecture_that_is_not_known_is_refused_with_those_that_are(tmp_pa
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UserError, match="holds a mamba; known in this form: llama, qwen2, qwen3"):
+    with pytest.raises(UserError, match=r"holds a mamba; known .*: llama, qwen2, qwen3"):
         skeleton(tmp_path / "model.gguf")
 
 
@@ -155,7 +155,7 @@ def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeyp
 
 def test_a_folder_with_such_a_file_alone_is_refused_with_its_name(tmp_path):
     write_gguf(tmp_path / "small.gguf", made())
-    with pytest.raises(UserError, match=r"given by its own path, and there is small.gguf"):
+    with pytest.raises(UserError, match=r"small\.gguf: .*path"):
         load_pretrained(find(tmp_path))
 
 
@@ -206,7 +206,7 @@ def test_every_mark_of_a_file_stays_whole_and_is_no_text(tmp_path):
 def test_a_way_of_cutting_text_that_is_not_known_is_refused(tmp_path):
     known = tokenizer(bos=False)
     path = write_gguf(tmp_path / "model.gguf", made(vocab_size=len(known)), tokenizer=known, pre="another")
-    with pytest.raises(UserError, match="cuts text by the rule 'another'; known here: 'gpt2' with 'gpt-2', 'smollm'"):
+    with pytest.raises(UserError, match=r"'another'; known: 'gpt2' with 'gpt-2', 'smollm'"):
         save_hub_tokenizer(path, tmp_path / "saved", vocab_size=len(known))
 
 
@@ -221,7 +221,7 @@ def test_an_end_of_text_that_is_no_id_is_refused(tmp_path, monkeypatch):
 
 def test_a_file_without_a_tokenizer_is_refused(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", made())
-    with pytest.raises(UserError, match="lacks merges, model, token_type, tokens of a tokenizer"):
+    with pytest.raises(UserError, match="lacks merges, model, token_type, tokens: "):
         save_hub_tokenizer(path, tmp_path / "saved", vocab_size=48)
 
 

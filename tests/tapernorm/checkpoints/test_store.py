@@ -111,14 +111,14 @@ DAMAGES = {  # what is done to the folder of a tapered decoder -> what the messa
     "no architecture": (without("architecture"), "lacks architecture"),
     "no shape": (without("config"), "lacks config"),
     "no norms": (without("norms"), "lacks norms"),
-    "format": (partial(edit, format=2), "has format 2; this version reads 3"),
+    "format": (partial(edit, format=2), "has format 2, .* 3"),
     "plain norms": (partial(edit, norms={}), "unexpected .*gamma_t"),
     "other norms": (
         partial(edit, norms=dict.fromkeys(["model.layers.0.input_layernorm", "model.norm"], "tapered")),
         "missing .*model.norm.c",
     ),
     "gone": (partial(edit, norms={"model.norm": "absent"}), "unexpected .*model.norm.weight"),
-    "unknown word": (partial(edit, norms={"model.norm": "fixed_scal"}), "'fixed_scal' .*: it is damaged"),
+    "unknown word": (partial(edit, norms={"model.norm": "fixed_scal"}), "'fixed_scal' .*damaged"),
     "unknown norm": (partial(edit, norms={"model.layers.2.input_layernorm": "absent"}), r"layers\.2.*: it is damaged"),
     "shape": (partial(edit, config=asdict(builders.shape(d_ff=24))), "of another shape .*mlp.gate_proj.weight"),
     "architecture": (partial(edit, architecture="Encoder"), "architecture 'Encoder'; known: Decoder, GPT2LMHeadModel"),
@@ -340,7 +340,7 @@ def test_a_changed_setting_of_a_gpt2_is_noticed(tmp_path, changes, message):
 def test_fake_norms_without_their_sigma_bars_are_refused(tmp_path):
     save(stock(), tmp_path)
     edit(tmp_path, norms={"transformer.ln_f": "fake"})
-    with pytest.raises(UserError, match=r"says FakeLN, and the weights lack transformer\.ln_f\.sigma_bars"):
+    with pytest.raises(UserError, match=r"says FakeLN.* weights lack transformer\.ln_f\.sigma_bars"):
         load(tmp_path)
 
 
@@ -353,5 +353,5 @@ def test_a_model_of_another_class_than_needed_is_refused(tmp_path):
 def test_a_head_that_is_not_what_the_config_says_is_not_saved(tmp_path):
     model = stock()
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 2)
-    with pytest.raises(UserError, match=r"tie_word_embeddings is True in the model's config and its lm_head is not so"):
+    with pytest.raises(UserError, match=r"tie_word_embeddings is True .*lm_head .*tie_word_embeddings to False"):
         save(model, tmp_path)

@@ -178,14 +178,14 @@ def test_length_and_first_mark_are_those_that_are_asked_for():
 def test_where_no_mark_ends_a_text_the_one_that_begins_it_does():
     made = interop.lm_eval(folded("llama"), tokenizer(bos=True, eos=False))
     assert made.eot_token_id == made.prefix_token_id == made.tokenizer.bos_token_id
-    with pytest.raises(UserError, match="no mark that ends a text"):
+    with pytest.raises(UserError, match="eos_token"):
         interop.lm_eval(folded("llama"), tokenizer(bos=False, eos=False))
 
 
 def test_what_the_harness_has_no_place_for_is_refused():
-    with pytest.raises(UserError, match="which a Decoder is not: `tapernorm evaluate`"):
+    with pytest.raises(UserError, match=r"model .*Decoder: `tapernorm evaluate`"):
         interop.lm_eval(decoder(), tokenizer(bos=True))
-    with pytest.raises(UserError, match="which a str is not"):
+    with pytest.raises(UserError, match=r"tokenizer .*str: "):
         interop.lm_eval(folded("llama"), "some/where")
 
 

@@ -68,7 +68,7 @@ def log_probabilities(logits):
 def test_the_bridge_is_the_folded_model_also_with_processed_weights(name, way):
     folded = folded_model(name, way)
     if (name, way) in NOT_THEIRS:
-        with pytest.raises(UserError, match=r"TransformerLens cannot bridge this \w+: .+; nnsight takes any model"):
+        with pytest.raises(UserError, match=r"TransformerLens cannot bridge this \w+: .+nnsight"):
             interop.transformer_lens(folded)
         return
     tokens, before = builders.tokens(), builders.snapshot(folded.state_dict())
@@ -159,9 +159,9 @@ class Off(_lens.NormFreeBridge):
 def test_a_bridge_that_is_another_function_is_refused_with_both_values(wrong, far, name, way, dtype, monkeypatch):
     """One that normalises again, and one that is a hundredth off, which bfloat16 hides."""
     monkeypatch.setattr(_lens, "NormFreeBridge", wrong)
-    with pytest.raises(UserError, match="the bridge is not the model: its logits differ by") as caught:
+    with pytest.raises(UserError, match="logits differ by") as caught:
         interop.transformer_lens(folded_model(name, way).to(dtype))
-    found = re.search(r"differ by (\S+), and rounding explains (\S+);", str(caught.value))
+    found = re.search(r"differ by (\S+), and rounding explains (\S+)\. ", str(caught.value))
     difference, allowed = (float(word) for word in found.groups())
     assert difference > far * allowed
 
@@ -315,7 +315,7 @@ def test_text_becomes_the_tokens_of_the_tokenizer(mark):
 
 def test_a_tapered_model_is_to_be_folded_first():
     model = gated("gpt2", options={"final": True})[1]
-    with pytest.raises(UserError, match=r"transformer.h.0.ln_1 is a TaperLayerNorm, .* give it a folded model"):
+    with pytest.raises(UserError, match=r"transformer.h.0.ln_1 is a TaperLayerNorm, .*fold\(model\)"):
         interop.transformer_lens(model)
 
 
@@ -328,13 +328,13 @@ class Doubled(nn.LayerNorm):
 def test_a_module_that_is_neither_gone_nor_a_plain_norm_is_refused(other):
     model = tiny("gpt2")
     model.transformer.ln_f = other
-    with pytest.raises(UserError, match=rf"transformer\.ln_f is a {type(other).__name__}, and TransformerLens would"):
+    with pytest.raises(UserError, match=rf"transformer\.ln_f is a {type(other).__name__}, .*TransformerLens"):
         interop.transformer_lens(model)
 
 
 def test_a_class_that_transformer_lens_does_not_know_is_refused(monkeypatch):
     monkeypatch.setattr(_lens, "SUPPORTED_ARCHITECTURES", {})
-    with pytest.raises(UserError, match="TransformerLens has no adapter for a GPT2LMHeadModel; nnsight takes any"):
+    with pytest.raises(UserError, match=r"TransformerLens has no adapter for a GPT2LMHeadModel: .*nnsight"):
         interop.transformer_lens(folded_model("gpt2"))
 
 

@@ -209,12 +209,12 @@ def test_options_out_of_range_are_refused(options, said):
 def test_text_beyond_the_context_is_refused_before_the_first_token():
     model = packed(decoder(context=8))
     assert len(list(generate(model, tokens(1, 5), new_tokens=3))) == 3
-    with pytest.raises(UserError, match="9 tokens exceeds the model's context of 8: shorten the prompt, or ask"):
+    with pytest.raises(UserError, match="9 tokens exceeds the model's context of 8"):
         generate(model, tokens(1, 5), new_tokens=4)
 
 
 def test_sampling_without_a_generator_is_refused():
-    with pytest.raises(UserError, match=r"sampling needs a generator: pass tapernorm.util.rng.generator"):
+    with pytest.raises(UserError, match=r"generator=.*temperature"):
         generate(packed(decoder()), tokens(1, 5), new_tokens=4, sampling=Sampling(1.0))
 
 

@@ -172,18 +172,18 @@ def test_a_step_past_the_end_of_the_cache_is_refused(split, capacity, kind, erro
     model = model_in("plain")
     packed, cache = PackedDecoder(model), dirty_cache(model, batch=2, capacity=capacity)
     prefill(packed, tokens(2, split), cache)
-    with pytest.raises(error, match=r"1 tokens at position . exceed the . that there is room for|out of bounds"):
+    with pytest.raises(error, match=r"1 tokens at position . exceed the capacity of . tokens|out of bounds"):
         decode_step(packed, tokens(2, 1)[:, 0], cache, place(capacity, kind))
 
 
 def test_a_prompt_longer_than_the_cache_and_a_batch_of_another_size_are_refused():
     model = model_in("plain")
     packed, cache = PackedDecoder(model), dirty_cache(model, batch=2, capacity=5)
-    with pytest.raises(ValueError, match="6 tokens at position 0 exceed the 5"):
+    with pytest.raises(ValueError, match=r"6 tokens at position 0 exceed .* 5 tokens"):
         prefill(packed, tokens(2, 6), cache)
     with pytest.raises(ValueError, match="1 rows of tokens do not fit a cache of 2 sequences"):
         decode_step(packed, tokens(1, 1)[:, 0], cache, 3)
-    with pytest.raises(ValueError, match="12 tokens at position 0 exceed the 11"):
+    with pytest.raises(ValueError, match=r"12 tokens at position 0 exceed .* 11 tokens"):
         packed(tokens(2, 12))
 
 

@@ -77,7 +77,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path):
     path = tmp_path / "text"
     write_text(path, "earlier")
     (tmp_path / f".text.{os.getpid()}.partial").symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"cannot write .*/text: the disk is full: free some space") as raised:
+    with pytest.raises(UserError, match=r"cannot write .*/text: the disk is full") as raised:
         write_text(path, "later")
     assert isinstance(raised.value.__cause__, OSError)
     assert raised.value.__cause__.errno == errno.ENOSPC
@@ -89,7 +89,7 @@ def test_a_write_that_falls_short_leaves_nothing(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(UserError, match="would pass the size limit"):
+        with pytest.raises(UserError, match="ulimit -f"):
             write_text(tmp_path / "text", "x" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -178,7 +178,9 @@ def test_a_verb_tells_in_one_line_what_it_wrote_and_how_long_it_took(tmp_path: P
     assert main(["table", "table4", "--config", str(ROOT / "config/demo.yaml"), *published]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     files = f"{tmp_path}: table4.csv, table4.md, table4.tex, table4.html"
-    assert re.fullmatch(rf"tapernorm table: output in {re.escape(files)} \(\d+\.\d s\)", line)
+    waits = ", ".join(rf"\d+\.\d s for {what}" for what in ("a core", "a lock", "a GPU slot"))
+    took = rf"\(ran \d+\.\d s, of which it waited {waits}\)"
+    assert re.fullmatch(rf"tapernorm table: output in {re.escape(files)} {took}", line)
     assert main(["plan", "--config", CONFIG]) == 0
     assert capsys.readouterr().err == ""  # it writes nothing
 
@@ -367,7 +369,7 @@ def test_a_model_is_not_scored_on_tokens_of_another_vocabulary(tokens: Path, tmp
     (other / "manifest.json").write_text(json.dumps(manifest | {"vocab_size": VOCABULARY + 1}))
     capsys.readouterr()
     arguments = ["evaluate", "--model", str(tmp_path / "run"), "--tokens", str(other)]
-    assert f"vocabulary of {VOCABULARY + 1} and the model one of {VOCABULARY}" in complaint(capsys, arguments)
+    assert f"vocabulary of {VOCABULARY + 1}, but the model one of {VOCABULARY}" in complaint(capsys, arguments)
 
 
 def raising(error: BaseException):
@@ -380,7 +382,7 @@ def raising(error: BaseException):
 def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(tapernorm_lab.experiments.pretrain, "pretrain", raising(Stopped(signal.SIGINT)))
     assert main(command(make_job(), Path("t"), Path("o"))) == 130
-    said = "the same command goes on, training from its last checkpoint\n"
+    said = "training resumes from its last checkpoint\n"
     assert capsys.readouterr().err.endswith(said)
 
 

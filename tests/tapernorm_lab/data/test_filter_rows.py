@@ -128,7 +128,7 @@ def test_rows_of_another_tokenizer_are_refused(texts, tmp_path):
 def test_a_filter_that_leaves_nothing_is_refused(tmp_path):
     source = blocks(tmp_path / "rows", valid=np.full((3, 4), 8))
     other = blocks(tmp_path / "seen", train=np.full((5, 4), 9))
-    with pytest.raises(UserError, match=r"not one of the 3 rows .* seen_rows"):
+    with pytest.raises(UserError, match=r"3 rows .* seen_rows"):
         filter_rows(ALL, source, other, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -136,5 +136,5 @@ def test_a_filter_that_leaves_nothing_is_refused(tmp_path):
 def test_a_sample_larger_than_the_text_is_refused(tmp_path):
     source = blocks(tmp_path / "rows", valid=np.full((3, 4), 9))
     other = blocks(tmp_path / "seen", train=np.full((5, 4), 9))
-    with pytest.raises(UserError, match=r"seen_rows is 6 and .* has 5 rows"):
+    with pytest.raises(UserError, match=r"seen_rows is 6.* 5 rows"):
         filter_rows(FilterJob(seen_rows=6), source, other, tmp_path / "out")

@@ -138,7 +138,7 @@ def refused(source: Path | str, out: Path, words: Sequence[str]) -> None:
 def test_a_folder_without_its_files_is_refused(published, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    refused(empty, tmp_path / "out", ["has 1 entries and GPT-2's 50257", "lacks vocab.json or merges.txt"])
+    refused(empty, tmp_path / "out", ["1 entries", "50257", "gpt2.bpe", "vocab.json and merges.txt"])
 
 
 def test_a_tokenizer_of_the_right_length_with_other_ids_is_refused(published, tmp_path):

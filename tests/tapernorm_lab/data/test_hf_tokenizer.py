@@ -59,7 +59,7 @@ def test_the_copy_loads_in_transformers_and_is_refused_when_changed(folders):
     path = out / coder.manifest["opened"]
     content = path.read_text()
     path.write_text("{}")
-    with pytest.raises(UserError, match="not what its manifest describes"):
+    with pytest.raises(UserError, match="differs from its manifest"):
         open_tokenizer(out)
     path.write_text(content)
     assert open_tokenizer(out).encode("the cat") == coder.encode("the cat")
@@ -166,8 +166,8 @@ def add(content):
 @pytest.mark.parametrize(
     ("name", "edit", "words"),
     [
-        ("tokenizer.json", move(299, 5000), ["id 5000", "end at 311", "hole"]),
-        ("tokenizer.json", add, ["'<far>'", "id 305", "300", "hole"]),
+        ("tokenizer.json", move(299, 5000), ["id 5000", "end at 311", "tokenizer.json"]),
+        ("tokenizer.json", add, ["'<far>'", "id 305", "300", "tokenizer.json"]),
         ("tokenizer.json", lambda c: c["post_processor"]["special_tokens"][BOS].update(ids=[999]), ["id 999"]),
         ("tokenizer.json", move(299, -5), ["-5"]),
         ("tokenizer.json", lambda c: c["model"].update(vocab=None), ["tokenizer.json"]),
@@ -218,7 +218,7 @@ def test_what_cannot_serve_is_refused(tmp_path):
     with pytest.raises(UserError, match="name one as eos_token"):
         save_hub_tokenizer(tmp_path / "endless", tmp_path / "out", vocab_size=5000)
     tokenizer(bos=False).save_pretrained(tmp_path / "large")
-    with pytest.raises(UserError, match="ids and the model 29"):
+    with pytest.raises(UserError, match=r"300 ids.* 29:"):
         save_hub_tokenizer(tmp_path / "large", tmp_path / "out", vocab_size=29)
     assert not (tmp_path / "out").exists()
 

@@ -9,7 +9,7 @@ from builders import close, tokens
 from torch import nn
 
 from tapernorm.models.decoder import RMSNorm, RotaryTable
-from tapernorm.models.packed_decoder import PackedLinear
+from tapernorm.models.packed_linear import PackedLinear
 from tapernorm.norms import FixedScale
 from tapernorm.taper import forget_taper
 from tapernorm.util.errors import UserError

@@ -89,6 +89,12 @@ def test_sampling_repeats_under_a_seed(run: Path, coder: Tokenizer) -> None:
     assert "".join(pieces(checkpoint, "dog", **hot, top_p=1e-6)) == "dog"
 
 
+def test_int8_weights_write_the_known_text(run: Path, coder: Tokenizer) -> None:
+    chain = [*coder.encode("dog"), *coder.encode(" ran"), coder.eod]
+    checkpoint = writer(run, chain, "int8")
+    assert "".join(pieces(checkpoint, "dog", weights="int8")) == "dog ran"
+
+
 # --- refused before anything is shown ---
 
 

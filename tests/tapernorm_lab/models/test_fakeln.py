@@ -180,7 +180,7 @@ def test_a_model_with_other_norms_or_a_schedule_that_overlaps_is_refused_and_sta
     with pytest.raises(UserError, match=r"transformer\.h\.2\.ln_2 is RMSNorm"):
         faked_again(odd)
     deep = gpt2(n_layer=4)
-    with pytest.raises(UserError, match=r"0\.ln_1\.v at step 9 comes before transformer\.h\.3\.ln_1\.qk at step 11"):
+    with pytest.raises(UserError, match=r"0\.ln_1\.v .*step 9, .*transformer\.h\.3\.ln_1\.qk at step 11"):
         faked_again(deep)
     assert not fake_norms(odd)
     assert not fake_norms(deep)
@@ -605,7 +605,7 @@ def test_the_state_is_plain_tensors_that_later_steps_leave_alone(tmp_path):
 def test_the_state_of_another_model_is_refused_by_name():
     _, driver = attached()
     _, smaller = attached(n_layer=2)
-    with pytest.raises(UserError, match=r"belongs to another model: transformer\.h\.2\.ln_1\.statistics\.count"):
+    with pytest.raises(UserError, match=r"belongs to another model: .*transformer\.h\.2\.ln_1\.statistics\.count"):
         driver.load_state_dict(smaller.state_dict())
 
 

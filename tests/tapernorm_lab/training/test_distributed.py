@@ -276,15 +276,15 @@ def test_a_batch_that_does_not_split_evenly_is_refused_with_both_numbers(tmp_pat
 
 def test_another_number_of_processes_than_the_hardware_section_says_is_refused(tmp_path: Path) -> None:
     (said,) = {*together(tmp_path / "two", refusal, "decoder", tmp_path / "run", devices_per_job=3)}
-    assert "devices_per_job is 3 and 2 processes train" in said
-    with pytest.raises(UserError, match=r"devices_per_job is 2 and 1 process train.*nproc-per-node 2"):
+    assert "devices_per_job is 3, but 2 processes train" in said
+    with pytest.raises(UserError, match=r"devices_per_job is 2, but 1 process train.*nproc-per-node 2"):
         make_trainer("decoder", tmp_path / "run", devices_per_job=2)
 
 
 def test_fakelns_micro_batches_are_never_divided(tmp_path: Path) -> None:
     """They define numbers of its loss, and the hardware section defines none."""
     job, base, blocks = make_job("fakeln", micro_batch=4), write_base(tmp_path / "base"), write_blocks(tmp_path / "b")
-    with pytest.raises(UserError, match=r"micro-batches of 4 blocks do not fit into 2 equal shares of 4:"):
+    with pytest.raises(UserError, match=r"2 devices .* 4 blocks .* micro-batches of 4"):
         finetune(job, base, blocks, tmp_path / "run", HARDWARE.model_copy(update={"devices_per_job": 2}))
     assert not (tmp_path / "run").exists()
 
@@ -295,7 +295,7 @@ def test_fakelns_micro_batches_are_never_divided(tmp_path: Path) -> None:
         (3, 1, 8, "devices_per_job (3) does not divide train.batch (8)"),
         (3, 1, 9, "devices_per_job (3) does not divide fresh.train.batch of the size tiny (8)"),
         (1, 3, 8, "devices_per_job (3) does not divide batch of the size tiny (8)"),
-        (1, 4, 8, "FakeLN's micro-batches of 4 blocks do not fit into 4 equal shares of 8"),
+        (1, 4, 8, "size tiny: 4 devices cannot share a batch of 8 blocks"),
     ],
 )
 def test_a_config_whose_batches_do_not_split_is_refused_as_a_whole(

@@ -25,12 +25,14 @@ import os, sys
 from pathlib import Path
 from tapernorm_lab.training import gpu_slots as devices
 from tapernorm_lab.cli.main import main
+from tapernorm_lab.training.run_lock import seconds_waited
 devices._POLL_S = 0.02
 folder, names, jobs, whole = sys.argv[1:]
 devices.visible_devices, devices._lock_folder = lambda _: names.split(), lambda: Path(folder)
 with devices.device_slot("cuda", int(jobs), whole=int(whole)) as name:
     print(name, os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
     sys.stdin.read()
+print(seconds_waited()["a GPU slot"])
 """
 
 # Holds a slot for a moment and writes when: "device start end".
@@ -101,6 +103,8 @@ def test_a_job_waits_says_for_whom_and_goes_on_when_one_is_killed(jobs):
         assert f"{name} by process {job.pid} on " in said
     holders[1].send_signal(signal.SIGKILL)
     assert device_of(third) == names[1]
+    assert float(third.communicate()[0]) > 0  # seconds waited
+    assert float(holders[0].communicate()[0]) == 0
 
 
 def test_a_whole_device_is_empty_of_others_and_is_not_joined(jobs):
@@ -176,7 +180,7 @@ def test_one_rank_of_several_uses_what_its_parent_holds(machine, monkeypatch):
 
 def test_more_devices_than_there_are_is_an_error(machine):
     machine("A", "B")
-    said = r"devices_per_job is 3, and this process may use 2 \(A, B\)"
+    said = r"devices_per_job is 3, but this process may use 2 \(A, B\)"
     with pytest.raises(UserError, match=said), device_slot("cuda", whole=3):
         pass
 
