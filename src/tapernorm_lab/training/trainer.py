@@ -24,10 +24,10 @@ from tapernorm.util.distributed import rank, sum_over_ranks
 from tapernorm.util.progress import Progress
 from tapernorm.util.rng import seed_dropout
 
+from ..models.output_head import logits_by_chunk
 from .find_overflow import Diverged, find_overflow
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
-from .output_head import logits_by_chunk
 from .plan import Plan
 from .ranks import asked_to_stop, from_leader, leads, require_ranks, share_of, stop_if_asked, sum_gradients
 from .resume_checkpoints import Checkpoints

@@ -12,8 +12,8 @@ from tapernorm.architectures import hidden_of, output_head
 from tapernorm.models.decoder import Decoder
 from tapernorm.util.compiler import require_compiler
 
+from ..models.output_head import IGNORED, head_cross_entropy
 from .norm_driver import NormDriver
-from .output_head import IGNORED, head_cross_entropy
 from .ranks import leads
 
 _MOST_FORMS = 8  # most forms of a model's norms for which compilation saves time

@@ -11,8 +11,8 @@ from tiny_models import CASES, OURS, tiny
 from torch import nn
 
 from tapernorm.architectures import hidden_of, logits_of, output_head
-from tapernorm_lab.training import output_head as module
-from tapernorm_lab.training.output_head import IGNORED, head_cross_entropy, logits_by_chunk
+from tapernorm_lab.models import output_head as module
+from tapernorm_lab.models.output_head import IGNORED, head_cross_entropy, logits_by_chunk
 from tapernorm_lab.training.training_loss import cross_entropy, training_loss
 
 B, T, D, V = 3, 7, 5, 11
