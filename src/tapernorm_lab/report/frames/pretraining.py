@@ -63,6 +63,7 @@ CURVES = Frame(
     fields={"variant": text(), "d_model": integer(), "seed": integer(), "step": integer()},
 )
 FRAMES = {"results": RESULTS, "curves": CURVES}
+Results = dict[tuple[Any, ...], tuple[Path, dict[str, Any]]]  # of each job, its file and what it holds
 _KINDS = ("pretrain", "fold")
 _TIMES = {"step", "elapsed_s"}  # keys of both the training line and the evaluation line of a step
 
@@ -77,16 +78,7 @@ def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFr
         UserError: a file is missing, damaged or of another schema, two files are of the same job, or the training of a
             fold is not given.
     """
-    found = each_once(paths, _KINDS, {"kind": "kind"} | {key: RESULTS.fields[key].place for key in JOB})
-    trained, folded = ({job[1:]: one for job, one in found.items() if job[0] == kind} for kind in _KINDS)
-    if not trained:
-        raise UserError(
-            "no RESULT of a training is given: give at least one, such as results/RUN/pretrain/*/*/*/result.json"
-        )
-    for job in folded.keys() - trained.keys():
-        raise UserError(
-            f"{folded[job][0]} folds a model whose training result is missing: add that result.json to RESULT"
-        )
+    trained, folded = trained_and_folded(paths)
     rows, curves = [], []
     for job, (path, document) in sorted(trained.items(), key=lambda item: item[0]):
         fold = RESULTS.absent("fold")
@@ -97,6 +89,25 @@ def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFr
         named = dict(zip(JOB, job, strict=True))
         curves += [{**named, **line} for line in read_metrics(path.parent / "metrics.jsonl")]
     return RESULTS.typed(rows), CURVES.typed(curves).sort_values([*JOB, "step"], ignore_index=True)
+
+
+def trained_and_folded(paths: Iterable[Path]) -> tuple[Results, Results]:
+    """Each `result.json` of training, and each of folding, with what it holds, by the `JOB` that it is of.
+
+    Raises:
+        UserError: as `collect`.
+    """
+    found = each_once(paths, _KINDS, {"kind": "kind"} | {key: RESULTS.fields[key].place for key in JOB})
+    trained, folded = ({job[1:]: one for job, one in found.items() if job[0] == kind} for kind in _KINDS)
+    if not trained:
+        raise UserError(
+            "no RESULT of a training is given: give at least one, such as results/RUN/pretrain/*/*/*/result.json"
+        )
+    for job in folded.keys() - trained.keys():
+        raise UserError(
+            f"{folded[job][0]} folds a model whose training result is missing: add that result.json to RESULT"
+        )
+    return trained, folded
 
 
 def _config_versions(job: dict[str, Any]) -> dict[str, str | None]:
