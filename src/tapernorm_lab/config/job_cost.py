@@ -83,7 +83,7 @@ class Load:
         tapered = (norms - 1) * job.variant.internal + job.variant.final
         vectors = norms * (1 if m.norm == "rmsnorm" else 2) + tapered
         embedding = 0 if m.tie_head else m.vocab_size * m.d_model
-        # A block keeps the inputs and outputs of its norms and linear maps; the loss keeps four copies of the logits.
+        # A block keeps the inputs and outputs of its norms and linear maps; validation keeps four copies of logits.
         kept = _kept(hardware, m.n_layer, m.d_model, 16 * m.d_model + 5 * m.d_ff) + 4 * m.vocab_size
         return cls(
             steps=job.steps,

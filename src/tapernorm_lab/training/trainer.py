@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapernorm.architectures import architecture_of, vocabulary_of
+from tapernorm.architectures import architecture_of, output_head, vocabulary_of
 from tapernorm.scale_loss import ScaleProbe
 from tapernorm.taper import Taper
 from tapernorm.util.atomic_files import read_json, write_json
@@ -24,6 +24,7 @@ from tapernorm.util.distributed import rank, sum_over_ranks
 from tapernorm.util.progress import Progress
 from tapernorm.util.rng import seed_dropout
 
+from ..models.output_head import logits_by_chunk
 from .find_overflow import Diverged, find_overflow
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
@@ -171,11 +172,13 @@ class Trainer:
             share = len(some) / batch
             some, theirs = (part.to(self.device, non_blocking=True) for part in (some, theirs))
             with self._precision():
-                ce, aux, logits = self.loss(self.model, self.driver, some, theirs)
+                ce, aux, hidden = self.loss(self.model, self.driver, some, theirs)
             ((ce + aux) * share).backward()
             sums += torch.stack([ce.detach(), aux.detach()]) * share
             if meter is not None:
-                meter.add(share, logits, self.probe.scale(self.final_norm))
+                with self._precision():
+                    logits = logits_by_chunk(output_head(self.model), hidden)
+                    meter.add(share, logits, self.probe.scale(self.final_norm))
         return sums
 
     def _precision(self) -> torch.autocast:

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapernorm.architectures import logits_of
+from tapernorm.architectures import hidden_of, output_head
 from tapernorm.models.decoder import Decoder
 from tapernorm.util.compiler import has_compiler
 
+from ..models.output_head import IGNORED, head_cross_entropy
 from .norm_driver import NormDriver
 from .ranks import leads
 
-IGNORED = -100  # target that does not count, as in F.cross_entropy
 _MOST_FORMS = 8  # most forms of a model's norms for which compilation saves time
 
 
@@ -56,11 +56,14 @@ def checkpoint_activations(model: nn.Module) -> None:
 def training_loss(
     model: nn.Module, driver: NormDriver | None, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (CE, weighted auxiliary loss, logits (B, T, V)) of tokens (B, T); `hardware.compile` compiles this."""
-    logits = logits_of(model, inputs)
-    ce = cross_entropy(logits, targets)
+    """Return (CE, weighted auxiliary loss, input (B, T, D) of the output head) of tokens (B, T).
+
+    `hardware.compile` compiles this function.
+    """
+    hidden = hidden_of(model, inputs)
+    ce = head_cross_entropy(output_head(model), hidden, targets)
     aux = ce.new_zeros(()) if driver is None else driver.auxiliary_loss(inputs)
-    return ce, aux, logits
+    return ce, aux, hidden
 
 
 def compiled_loss(
