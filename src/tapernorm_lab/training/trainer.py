@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapernorm.architectures import architecture_of, vocabulary_of
+from tapernorm.architectures import architecture_of, output_head, vocabulary_of
 from tapernorm.scale_loss import ScaleProbe
 from tapernorm.taper import Taper
 from tapernorm.util.atomic_files import read_json, write_json
@@ -24,10 +24,11 @@ from tapernorm.util.distributed import rank, sum_over_ranks
 from tapernorm.util.progress import Progress
 from tapernorm.util.rng import seed_dropout
 
+from ..models.output_head import logits_by_chunk
 from .find_overflow import Diverged, find_overflow
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
-from .plan import Plan
+from .plan import Plan, settle_linear_kernel
 from .ranks import asked_to_stop, from_leader, leads, require_ranks, share_of, stop_if_asked, sum_gradients
 from .resume_checkpoints import Checkpoints
 from .stop_signals import Stopped, until_safe
@@ -40,12 +41,16 @@ _EXPLODED = 1.5  # multiple of log(vocabulary) above which a loss is reported; a
 class Trainer:
     """Train `model` by `plan`, from its newest checkpoint if there is one.
 
+    The kernel of its linear maps is this process's from then on.
+
     Raises:
-        UserError: the number of processes is not hardware.devices_per_job, or the optimizer lacks a norm's parameter.
+        UserError: the number of processes is not hardware.devices_per_job, the optimizer lacks a norm's parameter, or
+            this PyTorch lacks the kernel that hardware.linear names.
     """
 
     def __init__(self, model: nn.Module, changes: Taper | NormDriver | None, plan: Plan) -> None:
         require_ranks(plan.hardware.devices_per_job)
+        plan = settle_linear_kernel(plan, model)
         self.model, self.driver, self.plan = model, driver_of(changes), plan
         self.device = next(model.parameters()).device
         self.optimizer = plan.optimisation.optimizer(model)
@@ -167,11 +172,13 @@ class Trainer:
             share = len(some) / batch
             some, theirs = (part.to(self.device, non_blocking=True) for part in (some, theirs))
             with self._precision():
-                ce, aux, logits = self.loss(self.model, self.driver, some, theirs)
+                ce, aux, hidden = self.loss(self.model, self.driver, some, theirs)
             ((ce + aux) * share).backward()
             sums += torch.stack([ce.detach(), aux.detach()]) * share
             if meter is not None:
-                meter.add(share, logits, self.probe.scale(self.final_norm))
+                with self._precision():
+                    logits = logits_by_chunk(output_head(self.model), hidden)
+                    meter.add(share, logits, self.probe.scale(self.final_norm))
         return sums
 
     def _precision(self) -> torch.autocast:

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapernorm.architectures import logits_of
+from tapernorm.architectures import hidden_of, output_head
 from tapernorm.models.decoder import Decoder
-from tapernorm.util.compiler import require_compiler
+from tapernorm.util.compiler import has_compiler
 
+from ..models.output_head import IGNORED, head_cross_entropy
 from .norm_driver import NormDriver
 from .ranks import leads
 
-IGNORED = -100  # target that does not count, as in F.cross_entropy
 _MOST_FORMS = 8  # most forms of a model's norms for which compilation saves time
 
 
@@ -56,11 +56,14 @@ def checkpoint_activations(model: nn.Module) -> None:
 def training_loss(
     model: nn.Module, driver: NormDriver | None, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (CE, weighted auxiliary loss, logits (B, T, V)) of tokens (B, T); `hardware.compile` compiles this."""
-    logits = logits_of(model, inputs)
-    ce = cross_entropy(logits, targets)
+    """Return (CE, weighted auxiliary loss, input (B, T, D) of the output head) of tokens (B, T).
+
+    `hardware.compile` compiles this function.
+    """
+    hidden = hidden_of(model, inputs)
+    ce = head_cross_entropy(output_head(model), hidden, targets)
     aux = ce.new_zeros(()) if driver is None else driver.auxiliary_loss(inputs)
-    return ce, aux, logits
+    return ce, aux, hidden
 
 
 def compiled_loss(
@@ -68,10 +71,13 @@ def compiled_loss(
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Compile `training_loss`: one graph per form of the norms, for whole micro-batches and for a smaller last one.
 
-    Norms with many forms stay eager, because compilation would take longer than the training. FakeLN's have one form
-    per removal.
+    On a CPU without a C++ compiler the loss stays eager. So do norms with many forms, because compilation would take
+    longer than the training. FakeLN's have one form per removal.
     """
-    require_compiler(device)
+    if not has_compiler(device):
+        if leads():
+            print(f"{label}: not compiled, torch.compile needs a C++ compiler on a CPU: install g++", file=sys.stderr)
+        return training_loss
     forms = 1 if driver is None else driver.forms
     if forms > _MOST_FORMS:
         if leads():
