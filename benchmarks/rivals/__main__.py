@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 PROMPT = 32
 WINDOWS, WINDOW = 4, 64
 NEW_TOKENS = {64: 192, 512: 48}
-ROUNDS = {64: 15, 512: 7}
+ROUNDS = {64: 11, 512: 7}
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def measure(job: dict[str, Any], models: Path, rivals: str) -> dict[str, Any]:
     tokens = TokenStream.open(models / "tokens", "valid").tokens.tolist()
     prompt, text = tokens[:PROMPT], tokens[PROMPT:]
     windows = [text[i * WINDOW : (i + 1) * WINDOW] for i in range(WINDOWS)]
-    work = Workload(prompt, job["new_tokens"], windows, rounds=job["rounds"], warmup=2)
+    work = Workload(prompt, job["new_tokens"], windows, rounds=job["rounds"], warmup=1)
     folder = (models / f"d{job['d_model']}").resolve()
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as logs:
