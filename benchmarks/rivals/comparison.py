@@ -1,5 +1,6 @@
 """The comparison of one model at one number of threads: rounds over workers, tokens compared before any timing."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from tapernorm_lab.experiments.speed.interleaved_timing import bootstrap_median,
 from .arms import Arm
 from .workers import Unavailable, Worker
 
-SETTLE_S = 0.3  # between two requests: threads of the last worker may spin for 0.2 s
+SETTLE_S = 0.3  # before a request to an arm of several threads: those of the last one may spin for 0.2 s
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Workload:
     windows: Sequence[Sequence[int]]
     rounds: int
     warmup: int
+    seconds: float = math.inf  # no round starts later
 
 
 def compare(
@@ -37,7 +39,7 @@ def compare(
     *,
     reference: str,
     rival: str,
-    settle_s: float = SETTLE_S,
+    settle_s: float,
 ) -> list[dict[str, Any]]:
     """A row for each arm: speed and its ratio to `rival`, or why it has none.
 
@@ -45,6 +47,7 @@ def compare(
         start: starts the worker of an arm; raises Unavailable where it cannot.
         reference: name of the arm whose tokens every float32 arm must give; it must run.
         rival: name of the arm to which speeds are paired by round.
+        settle_s: pause before each request.
 
     Raises:
         Unavailable: the reference does not run.
@@ -94,7 +97,10 @@ def _checked(arm: Arm, worker: Worker, work: Workload, right: Sequence[int], *, 
 def _timed(workers: Mapping[str, Worker], work: Workload, settle_s: float) -> dict[str, list[float]]:
     """Seconds of each arm per round; the order turns by one each round."""
     samples: dict[str, list[float]] = {name: [] for name in workers}
-    for index, name in turns(workers, rounds=work.rounds, warmup=work.warmup):
+    began = time.monotonic()
+    for place, (index, name) in enumerate(turns(workers, rounds=work.rounds, warmup=work.warmup)):
+        if place % len(workers) == 0 and time.monotonic() - began > work.seconds:
+            break
         time.sleep(settle_s)
         _, seconds = workers[name]("decode", work.prompt, work.new_tokens)
         if index >= 0:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def test_rounds_go_over_all_processes_in_turn_and_no_two_work_at_once(started, t
     pids = {worker._process.pid for worker in started.workers}
     assert len(pids) == 3
     assert all(worker._process.returncode is not None for worker in started.workers)  # ended with the comparison
+
+
+def test_no_round_starts_after_the_given_time_and_a_round_that_started_ends(started):
+    rows = compared(started, arm("a"), arm("b"), work=replace(WORK, rounds=10**6, seconds=0.2))
+    counts = {len(row["seconds"]) for row in rows.values()}
+    assert len(counts) == 1
+    assert 1 <= counts.pop() < 10**5
+    assert all(row["tokens_per_s"]["n"] == len(row["seconds"]) for row in rows.values())
 
 
 def test_speeds_and_ratios_come_from_the_seconds_that_the_engines_tell(started):
