@@ -11,11 +11,12 @@ READY := $(VENV)/.ready
 # Errors alone: there are hundreds of warnings, and none asks for anything.
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SCHEMA := workflow/schemas/config.schema.json
-EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,docs,test
+EXTRAS := workflow,cluster,hf,tensorboard,interp,lm_eval,docs,crate,test
 
 SMOLLM2 := build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help setup tables report study figures publish test test-slow bench bench-rivals docs smollm2 smollm2-model schema lock clean
+.PHONY: help setup tables report study figures publish crate test test-slow bench bench-rivals docs
+.PHONY: smollm2 smollm2-model schema lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##/  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -47,6 +48,10 @@ figures: $(READY)  ## draw a published run anew from its rows, in seconds: make 
 publish: $(READY)  ## publish what a run computed: make publish RUN=demo; CONFIG=FILE if not config/RUN.yaml
 	@if [ -z "$(RUN)" ]; then echo "make: which run? make publish RUN=demo, or bench, cpu, smollm2 ..." >&2; exit 1; fi
 	$(BIN)/tapernorm compare --run "$(RUN)" --publish $(if $(CONFIG),--config "$(CONFIG)")
+
+crate: $(READY)  ## pack a published run, its workflow and provenance as an RO-Crate: make crate RUN=demo
+	@if [ -z "$(RUN)" ]; then echo "make: which run? make crate RUN=demo, or cpu" >&2; exit 1; fi
+	$(BIN)/tapernorm compare --run "$(RUN)" --crate "results/$(RUN)/ro-crate.zip"
 
 test: $(READY)  ## lint, type check, then the tests, without those marked slow
 	$(BIN)/ruff check

@@ -46,9 +46,9 @@ def run(line: str) -> None:
     """One command of a page in this process, in the working folder."""
     command, *words = shlex.split(line)
     if command == "make":  # of a published run: what its recipe does
-        target, run_name = words
-        assert target == "figures"
-        command, words = "tapernorm", ["figure", "--published", run_name.removeprefix("RUN=")]
+        target, name = words[0], words[1].removeprefix("RUN=")
+        crate = ["compare", "--run", name, "--crate", f"results/{name}/ro-crate.zip"]
+        command, words = "tapernorm", {"figures": ["figure", "--published", name], "crate": crate}[target]
     if command == "tapernorm":
         assert main(words) == 0, line
     elif command == "python":

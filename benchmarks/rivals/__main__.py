@@ -1,4 +1,4 @@
-"""`make bench-rivals`: greedy decoding, ours and other engines', at the paper's smallest and largest width."""
+"""Compare greedy decoding with other engines, at the paper's smallest and largest width: `make bench-rivals`."""
 
 import argparse
 import hashlib
@@ -27,7 +27,7 @@ ROUNDS, SECONDS = {64: 15, 512: 9}, 110  # at most; a slow machine ends with few
 
 
 def main() -> None:
-    """Measure what the output file lacks, a comparison at a time, so that an interrupted run goes on."""
+    """Measure the comparisons that the output file lacks, and write it after each, so that a rerun resumes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
     parser.add_argument("--models", type=Path, required=True, help="folder with tokens/, d64/ and d512/")
     parser.add_argument("--rivals", default="python", help="the Python that has the other engines")
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def describe(models: Path, width: int, threads: int) -> dict[str, Any]:
-    """All that the numbers of a comparison depend on but the machine and the code."""
+    """Return the inputs on which the numbers of a comparison depend, apart from machine and code."""
     weights = (models / f"d{width}/model.safetensors").read_bytes()
     return {
         "d_model": width,
@@ -64,17 +64,18 @@ def describe(models: Path, width: int, threads: int) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
+    """Return the comparisons in the output file, or none if it is absent."""
     return json.loads(path.read_text(encoding="utf-8"))["comparisons"] if path.is_file() else []
 
 
 def is_done(found: dict[str, Any], job: dict[str, Any]) -> bool:
-    """Whether `found` is of this job and of this very code, committed."""
+    """Return whether `found` was measured for this job, by the committed code that runs now."""
     commit = code_commit()
     return found["job"] == job and found["provenance"]["commit"] == commit and not str(commit).endswith("+dirty")
 
 
 def measure(job: dict[str, Any], models: Path, rivals: str) -> dict[str, Any]:
-    """One comparison."""
+    """Measure one comparison, and return its job, provenance and rows."""
     tokens = TokenStream.open(models / "tokens", "valid").tokens.tolist()
     prompt, text = tokens[:PROMPT], tokens[PROMPT:]
     windows = [text[i * WINDOW : (i + 1) * WINDOW] for i in range(WINDOWS)]

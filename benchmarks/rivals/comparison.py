@@ -1,4 +1,4 @@
-"""The comparison of one model at one number of threads: rounds over workers, tokens compared before any timing."""
+"""The comparison of one model at one number of threads: tokens are compared first, then workers are timed in rounds."""
 
 import math
 import time
@@ -17,11 +17,14 @@ SETTLE_S = 0.3  # before a request to an arm of several threads: those of the la
 
 @dataclass(frozen=True)
 class Workload:
-    """What every arm is asked.
+    """The requests to every arm.
 
     Attributes:
-        prompt: token ids.
-        windows: validation text (N, T), on which the reference and arms that are not float32 give their loss.
+        prompt: token ids of the prompt.
+        new_tokens: number of tokens to decode.
+        windows: validation text (N, T), on which the reference and arms that are not float32 report their loss.
+        rounds: number of timed rounds.
+        warmup: number of rounds before them.
     """
 
     prompt: Sequence[int]
@@ -41,13 +44,15 @@ def compare(
     rival: str,
     settle_s: float,
 ) -> list[dict[str, Any]]:
-    """A row for each arm: speed and its ratio to `rival`, or why it has none.
+    """Measure every arm, and return a row for each: its speed and the ratio to `rival`, or why it has none.
 
     Args:
-        start: starts the worker of an arm; raises Unavailable where it cannot.
-        reference: name of the arm whose tokens every float32 arm must give; it must run.
-        rival: name of the arm to which speeds are paired by round.
-        settle_s: pause before each request.
+        arms: the arms, in the order of the rows.
+        start: starts the worker of an arm, or raises Unavailable.
+        work: the requests to every arm.
+        reference: name of the arm whose tokens every float32 arm must give. It must run.
+        rival: name of the arm to which speeds are compared, paired by round.
+        settle_s: pause before each timed request, in seconds.
 
     Raises:
         Unavailable: the reference does not run.
@@ -82,7 +87,7 @@ def _blank(arm: Arm) -> dict[str, Any]:
 
 
 def _checked(arm: Arm, worker: Worker, work: Workload, right: Sequence[int], *, with_loss: bool) -> dict[str, Any]:
-    """The share of its tokens that are right, its loss where some may be wrong, and the reason to refuse it."""
+    """Return the share of its tokens that are correct, its loss if some may differ, and the reason to refuse it."""
     tokens, _ = worker("decode", work.prompt, work.new_tokens)
     equal = sum(a == b for a, b in zip(tokens, right, strict=False))
     found: dict[str, Any] = {"equal_tokens": equal / len(right)}
@@ -95,7 +100,7 @@ def _checked(arm: Arm, worker: Worker, work: Workload, right: Sequence[int], *, 
 
 
 def _timed(workers: Mapping[str, Worker], work: Workload, settle_s: float) -> dict[str, list[float]]:
-    """Seconds of each arm per round; the order turns by one each round."""
+    """Return the seconds of each arm in each round. The order of the arms rotates by one each round."""
     samples: dict[str, list[float]] = {name: [] for name in workers}
     began = time.monotonic()
     for place, (index, name) in enumerate(turns(workers, rounds=work.rounds, warmup=work.warmup)):
@@ -109,7 +114,7 @@ def _timed(workers: Mapping[str, Worker], work: Workload, settle_s: float) -> di
 
 
 def _speeds(rows: Mapping[str, Any], name: str, rival: str, work: Workload) -> dict[str, Any]:
-    """tokens_per_s and over_rival, each with value, low and high; of an arm without samples, None."""
+    """Return tokens_per_s and over_rival, each with value, low and high. Without samples both are None."""
     samples = {arm: row["seconds"] for arm, row in rows.items()}
     if not samples[name]:
         return {"tokens_per_s": None, "over_rival": None}

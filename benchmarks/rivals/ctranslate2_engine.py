@@ -1,4 +1,4 @@
-"""CTranslate2: the checkpoint converted in memory to its own format."""
+"""The engine CTranslate2, for which the checkpoint is converted in memory."""
 
 # pyright: reportMissingImports=false
 # Its packages are in the environment of the rivals.

@@ -1,4 +1,4 @@
-"""onnxruntime: the checkpoint as a graph of its fused operators, keys and values written in place."""
+"""The engine onnxruntime: a graph of its fused operators, which writes keys and values in place."""
 
 # pyright: reportMissingImports=false
 # Its packages are in the environment of the rivals.
@@ -53,7 +53,7 @@ class OnnxRuntime:
         return float(np.mean(losses))
 
     def _step(self, tokens: Sequence[int], position: int) -> np.ndarray:
-        """Logits (1, V) after the tokens, which stand at `position` ... of the cache."""
+        """Return the logits (1, V) after the tokens, whose first stands at `position` of the cache."""
         binding = self._session.io_binding()
         total = position + len(tokens)
         binding.bind_cpu_input("tokens", np.array([tokens], np.int64))
@@ -68,7 +68,7 @@ class OnnxRuntime:
 
 
 def graph(checkpoint: Weights) -> onnx.ModelProto:
-    """tokens (1, T), last (1,), total () and the caches -> logits (1, V) of the last token and the caches."""
+    """Build the graph: tokens (1, T), last (1,), total () and the caches -> logits (1, V) of the last token, caches."""
     config, made = checkpoint.config, _Graph()
     heads, groups, size = config["n_head"], config["n_kv_head"], config["d_model"] // config["n_head"]
     for name, table in zip(("cos", "sin"), _angles(size, config["context"], config["rope_theta"]), strict=True):
@@ -129,7 +129,7 @@ def graph(checkpoint: Weights) -> onnx.ModelProto:
 
 
 class _Graph:
-    """Nodes and constants in the order in which they were made."""
+    """The nodes and constants of a graph, in the order in which they were added."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -139,26 +139,26 @@ class _Graph:
         self.constants.append(numpy_helper.from_array(value, name))
 
     def node(self, kind: str, *inputs: str, outputs: Sequence[str] = (), domain: str = "", **attributes: object) -> str:
-        """The name of the node's first output; `outputs` are those after it."""
+        """Add a node and return the name of its first output. `outputs` are the names of the others."""
         name = f"{kind}.{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name, *outputs], domain=domain, **attributes))
         return name
 
 
 def padded(size: int) -> int:
-    """The size of a head as the attention takes it."""
+    """Return the size to which the attention operator needs a head padded."""
     return -(-size // _HEAD) * _HEAD
 
 
 def _padded_rows(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of heads (H E, D) with zeros at the end of each half of a head, so that rotating halves stays right."""
+    """Pad each half of each head of `weight` (H E, D) with zeros, so that rotation pairs the same channels."""
     halves = weight.reshape(heads, 2, -1, weight.shape[1])
     more = (padded(2 * halves.shape[2]) - 2 * halves.shape[2]) // 2
     return np.pad(halves, ((0, 0), (0, 0), (0, more), (0, 0))).reshape(-1, weight.shape[1])
 
 
 def _angles(size: int, context: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin (S, padded size / 2); the padding is zero whatever its angle."""
+    """Return cos and sin (S, padded size / 2). The padded channels are zero, so their angles do not matter."""
     rates = theta ** (-np.arange(0, size, 2) / size)
     angles = np.arange(context)[:, None] * np.pad(rates, (0, (padded(size) - size) // 2))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

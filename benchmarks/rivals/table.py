@@ -18,7 +18,7 @@ ALIGN = "llrrrrrr"
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Of an arm that is skipped or refused, the reason in place of numbers."""
+    """Return the cells of a row. A skipped or refused arm shows the reason in place of numbers."""
     name = f"{row['engine']}, {row['mode']}" if row["mode"] else row["engine"]
     if row["state"] != "measured":
         return [name, row["weights"], f"{row['state']}: {row['reason']}", *[""] * 5]
@@ -28,7 +28,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def lines(comparison: dict[str, Any]) -> str:
-    """For a terminal."""
+    """Return the table of a comparison as lines for a terminal."""
     rows = [HEADER, *map(cells, comparison["rows"])]
     widths = [max(len(row[i]) for row in rows if len(row[2]) < 20 or i < 2) for i in range(len(HEADER))]
     return "\n".join(

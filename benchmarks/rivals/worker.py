@@ -1,4 +1,4 @@
-"""`python -m benchmarks.rivals.worker '{"module": ..., ...}'`: one engine with its model, asked over its pipe."""
+"""Serve one engine with its model over a pipe: `python -m benchmarks.rivals.worker '{"engine": ..., ...}'`."""
 
 import importlib
 import json
@@ -9,7 +9,7 @@ from .workers import Decoding, answer
 
 
 def load(job: dict[str, object]) -> Decoding:
-    """The engine that `job` names, with the rest of it as arguments."""
+    """Load the engine that `job` names, with the other entries of `job` as arguments."""
     module, kind = str(job.pop("engine")).split(":")
     made = getattr(importlib.import_module(f".{module}", __package__), kind)
     return made(Path(str(job.pop("model"))), **job)

@@ -1,7 +1,7 @@
-"""Decoders in processes of their own: each loads a model once and then answers requests, a JSON line each.
+"""Decoders in separate processes: each loads a model once and then answers requests, one JSON line each.
 
-The first line of a worker says that it is `ready`, or why it has to be `skipped`. A request names a method of the
-decoder and its arguments; the answer is its `result`, or the `error` that it raised.
+The first line of a worker is `ready`, or `skipped` with the reason. A request names a method of the decoder and its
+arguments. The answer is its `result`, or the `error` that it raised.
 """
 
 import json
@@ -15,33 +15,33 @@ from typing import IO, Any, Protocol, Self
 ROOT = Path(__file__).parents[2]
 
 
-class Unavailable(Exception):  # what is missing or does not run
-    """An engine that is not installed, or cannot run this model."""
+class Unavailable(Exception):
+    """The error for an engine that is not installed or cannot run this model."""
 
 
 class Decoding(Protocol):
-    """What every engine implements.
+    """The interface of every engine.
 
     Attributes:
-        facts: what a reader must know beside the numbers, such as the release.
+        facts: facts to report beside the numbers, such as the release.
     """
 
     facts: Mapping[str, Any]
 
     def decode(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float]:
-        """The greedy continuation, and the seconds from its first token to its last."""
+        """Return the greedy continuation, and the seconds from its first token to its last."""
         ...
 
     def loss(self, windows: Sequence[Sequence[int]]) -> float:
-        """Mean cross-entropy in nats of every token of the windows but their first."""
+        """Return the mean cross-entropy, in nats, of all tokens of the windows except each first one."""
         ...
 
 
 class Worker:
-    """A process that holds one decoder; asleep on its pipe between two requests.
+    """A process that holds one decoder. It sleeps on its pipe between two requests.
 
     Raises:
-        Unavailable: it says so, or ends before it says anything.
+        Unavailable: the process does not start, skips its engine, or ends before it is ready.
     """
 
     def __init__(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -66,10 +66,10 @@ class Worker:
         self.facts: dict[str, Any] = hello["ready"]
 
     def __call__(self, method: str, *arguments: Any) -> Any:
-        """The result of a method of the decoder.
+        """Call a method of the decoder and return its result.
 
         Raises:
-            Unavailable: it raised an error, or the process ended.
+            Unavailable: the method raised an error, or the process ended.
         """
         assert self._process.stdin is not None
         try:
@@ -101,7 +101,7 @@ class Worker:
 
 
 def answer(load: Any) -> None:
-    """Serve the decoder that `load` makes until the input ends; what the engine prints itself goes to stderr."""
+    """Serve the decoder that `load` returns until the input ends. The engine's own output goes to stderr."""
     replies: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -126,4 +126,5 @@ def answer(load: Any) -> None:
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, at most 200 characters of it."""
     return (str(error).splitlines() or [""])[0][:200]

@@ -364,7 +364,7 @@ def test_an_earlier_export_is_replaced_and_anything_else_is_left_alone(tmp_path)
     assert not (folder / "generation_config.json").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("all of it")
-    with refused("no export", "new folder"):
+    with refused("not an export", "new folder"):
         export.save(narrow("gpt2"), tmp_path / "mine")
     assert (tmp_path / "mine/thesis.txt").read_text() == "all of it"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]

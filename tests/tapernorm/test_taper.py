@@ -397,7 +397,7 @@ def test_a_state_with_a_tensor_of_another_shape_is_refused_by_name_and_changes_n
     _, other = builders.attached()
     for value in (torch.zeros(()), torch.zeros(3), 0.5):
         state = {**other.state_dict(), "anchor.running.ema": value}
-        with pytest.raises(UserError, match=r"anchor\.running\.ema is \(\), .*\(1,\)"):
+        with pytest.raises(UserError, match=r"anchor\.running\.ema is (\(\d?,?\)|a float), .*\(1,\)"):
             driver.load_state_dict(state)
         assert snapshot(driver.state_dict()) == before
 

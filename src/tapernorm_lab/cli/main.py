@@ -21,6 +21,7 @@ _REASONS = REASONS | {errno.ENOENT: "give the path of an existing file or folder
 _EXTRAS = {  # package -> the extra that installs it; `workflow` installs all others
     **dict.fromkeys(("pydantic", "yaml", "tqdm"), "lab"),
     **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub"), "hf"),
+    "rocrate": "crate",
 }
 
 

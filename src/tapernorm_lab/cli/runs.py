@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tapernorm.util.errors import UserError
 
 from ..config.load import load_config
+from ..training.outputs import output_files
 from .arguments import Verbs, options, require_options, set_option
 
 if TYPE_CHECKING:
@@ -27,16 +28,19 @@ def add(verbs: Verbs) -> None:
             "--rows DIR": "folder that `tapernorm rows training` wrote: estimate the hours from the speeds of its runs",
         },
     )
-    made = verbs.add(compare, "compare the tables of a computed run with the published ones, or publish the run")
+    made = verbs.add(
+        compare, "compare the tables of a computed run with the published ones, publish the run, or pack it"
+    )
     options(
         made,
         {
             "--run RUN!": "name of the run: a folder inside --results and --figures",
             "--results DIR:results": "folder of the results of all runs",
-            "--figures DIR": "with --publish: folder of the figures of all runs; default: figures",
+            "--figures DIR": "with --publish or --crate: folder of the figures of all runs; default: figures",
             "--config FILE": "config file of the run; default: config/RUN.yaml, if it exists",
             "--all": "print every value that differs, not only the largest differences",
             "--publish": "copy the rows of the run to results/published, and remake tables and figures from them",
+            "--crate FILE": "pack the published run, with its workflow and provenance, into this ZIP, an RO-Crate",
             "--any-code": "with --publish: accept results of code with uncommitted edits or outside git",
         },
     )
@@ -52,25 +56,35 @@ def plan(arguments: argparse.Namespace) -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     if arguments.publish:
-        require_options(arguments, "--publish, which compares nothing,", of=("all",))
+        require_options(arguments, "--publish, which compares nothing,", of=("all", "crate"))
+    elif arguments.crate is not None:
+        require_options(arguments, "--crate, which compares nothing,", of=("all", "any_code", "config"))
     else:
         require_options(arguments, "compare without --publish", of=("any_code", "figures"))
     computed, published = arguments.results / arguments.run, arguments.results / PUBLISHED / arguments.run
+    drawings = (arguments.figures or Path("figures")) / PUBLISHED / arguments.run
     if arguments.publish:
         from ..report.publication import publish
 
         contents = _computed(arguments)
         if contents is None:
             raise UserError(f"config/{arguments.run}.yaml does not exist: give the config of the run with --config")
-        drawings = (arguments.figures or Path("figures")) / PUBLISHED / arguments.run
         done = publish(contents, computed, published, drawings, any_code=arguments.any_code)
         print(f"published: {', '.join(done)}")
         arguments.written.extend([published, drawings])
         return
     from ..report.parts import contents_of
-    from ..report.replica import compared
 
     there = contents_of(published)
+    if arguments.crate is not None:
+        from ..report.crate import write_crate
+
+        with output_files([arguments.crate], "compare"):
+            write_crate(there, published, drawings, arguments.crate, checkout=Path())
+        arguments.written.append(arguments.crate)
+        return
+    from ..report.replica import compared
+
     here = _computed(arguments) or there
     for line in compared(here, computed, there, published, every=arguments.all):
         print(line)

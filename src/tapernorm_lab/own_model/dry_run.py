@@ -1,6 +1,6 @@
-"""What a taper would do: its norms, their scales on a few rows of the text, its settings. Nothing is trained.
+"""The dry run of a taper: its norms, their scales on a few rows of the text, and its settings.
 
-The rows are cut as a run cuts them, documents end to end, so that a first position is any token.
+Rows are cut as in a run: from concatenated documents, so that any token can be at position 0.
 """
 
 import tempfile
@@ -31,20 +31,20 @@ from .own_text import check_texts
 from .resolve import TaperRun, has_weights
 from .scale_warnings import LEAST, ScaleSample, sample_scales, shape_of_sample
 
-_LARGEST = 3e9  # parameters: what is larger takes minutes to load, and more memory than one may mean to spend
-_CHARACTERS = 16  # of a document, per token wanted: more than any tokenizer joins on average
-_UNREAD = "the weights were not read: a run refuses them where they are damaged or not finite"
+_LARGEST = 3e9  # parameters; a larger model takes minutes and much memory to load
+_CHARACTERS = 16  # read of a document per wanted token: more than the mean of any tokenizer
+_UNREAD = "the weights were not read, and a run refuses them if they are damaged or not finite"
 _MEASURED = ("median", "p99.9", "largest", "first")
 
 
 class NotMeasured(UserError):
-    """The scales cannot be measured yet, or not quickly; nothing is wrong with the request."""
+    """Raised where the scales cannot be measured, or not in seconds, although the request is valid."""
 
 
 def describe(run: TaperRun) -> str:
-    """Norms, consumers and parameters as a table, and the settings.
+    """Return norms, consumers and parameters as a table, followed by the settings.
 
-    Where weights and text are at hand, also the scales of a few rows at each norm, and where a constant is no match.
+    If weights and text are on this machine, the table has the scales of a few rows at each norm, and warnings follow.
 
     Raises:
         UserError: `taper_model` would refuse the run.
@@ -74,23 +74,23 @@ def describe(run: TaperRun) -> str:
 
 
 def scales_ahead(run: TaperRun, coder: Coder) -> ScaleSample:
-    """The scales of the model on the first rows of the text; nothing is downloaded or written.
+    """Measure the scales of the model on the first rows of the text. Nothing is downloaded or written.
 
     Raises:
-        NotMeasured: weights or text are not here yet, the model is too large, or the text too short for one.
+        NotMeasured: weights or text are not on this machine, the model is too large, or the text is too short.
         UserError: weights or text cannot be read.
     """
     if not has_weights(run.base):
-        raise NotMeasured("the weights are not here yet")
+        raise NotMeasured("the weights are not downloaded yet")
     if (size := parameter_count(run.skeleton)) > _LARGEST:
-        raise NotMeasured(f"{size:,} parameters are too many for a dry run, which takes up to {_LARGEST:,.0f}")
+        raise NotMeasured(f"the model has {size:,} parameters, and a dry run loads at most {_LARGEST:,.0f}")
     device = take_device(run.hardware.device, run.hardware.threads)
     rows = _first_rows(run, coder)
     return sample_scales(load_pretrained(run.base).to(device), rows, coder)
 
 
 def _first_rows(run: TaperRun, coder: Coder) -> Tensor:
-    """The first rows of the text, end to end, as a run cuts them."""
+    """Return the first rows of the text, cut as in a run."""
     few, length = shape_of_sample(parameter_count(run.skeleton), run.job.context)
     ids: list[int] = []
     for text in _documents(run.texts.corpora[HELD_OUT]):
@@ -100,16 +100,20 @@ def _first_rows(run: TaperRun, coder: Coder) -> Tensor:
             break
     few = min(few, len(ids) // length)
     if few < LEAST:
-        raise NotMeasured(f"the text has {len(ids)} tokens, and {LEAST} rows of {length} are the least")
+        raise NotMeasured(f"the text has {len(ids)} tokens, and at least {LEAST} rows of {length} are needed")
     return torch.tensor(ids[: few * length]).view(few, length)
 
 
 def _documents(texts: Sequence[DataConfig]) -> Iterator[str]:
-    """The texts in the order given, as far as they lie here."""
+    """Yield the documents of the texts, in the order given.
+
+    Raises:
+        NotMeasured: a text is not on this machine.
+    """
     for data in texts:
         if data.source in OWN_SPLIT:
-            raise NotMeasured(f"the text {data.source!r} would have to be downloaded first")
-        if data.field is not None:  # a text of files: open_source would hash them, whatever their size
+            raise NotMeasured(f"the text {data.source!r} is not downloaded yet")
+        if data.field is not None:  # files: open_source would hash them, which takes long for large ones
             for file in find_files(data.files):
                 yield from documents_of(file, data.field)
         else:
@@ -118,7 +122,8 @@ def _documents(texts: Sequence[DataConfig]) -> Iterator[str]:
 
 def _settings(run: TaperRun) -> Iterator[str]:
     job = run.job
-    yield f"{type(run.skeleton).__name__}, {parameter_count(run.skeleton):,} parameters; {len(run.tapered)} norms go"
+    model, norms = type(run.skeleton).__name__, len(run.tapered)
+    yield f"{model}, {parameter_count(run.skeleton):,} parameters; {norms} norms to taper"
     rows = f"{job.batch} rows of {job.context} tokens, {run.hardware.micro_batch} at a time"
     yield f"{job.steps} steps of {rows}, {job.train.precision}"
     level = f"; level loss {job.level_weight:g}" if job.level_weight else ""
@@ -129,7 +134,7 @@ def _settings(run: TaperRun) -> Iterator[str]:
 
 def _gate(job: TaperJob) -> str:
     if job.taper is None:
-        return "every norm stays, as a control"
+        return "control: every norm stays"
     return f"the gate falls from step {job.taper.start} to {job.taper.end}"
 
 
@@ -144,7 +149,10 @@ def _rows(run: TaperRun, spreads: Mapping[str, ScaleSpread]) -> Iterator[tuple[s
 
 
 def _measured(spread: ScaleSpread | None, *, goes: bool) -> tuple[str, ...]:
-    """Median scale, and multiples of it, marked where a constant is no match. None: a norm inside attention."""
+    """Format the median scale and multiples of it, marked where one constant is no substitute.
+
+    None, for a norm inside attention, gives empty cells.
+    """
     if spread is None:
         return ("",) * len(_MEASURED)
     marks = dict.fromkeys(spread.misfits, "!") if goes else {}
@@ -158,13 +166,13 @@ def _measured(spread: ScaleSpread | None, *, goes: bool) -> tuple[str, ...]:
 def _legend(sample: ScaleSample) -> list[str]:
     rows, context = sample.rows.shape
     return [
-        f"median: of the scale that the norm divides a token by, on {rows} rows of {context} tokens, not their first",
-        "p99.9, largest, first (median at position 0): multiples of it; !: one constant cannot stand for it",
+        f"median: scale by which the norm divides a token, on {rows} rows of {context} tokens without position 0",
+        "p99.9, largest and first (the median at position 0) are multiples of it; !: one constant cannot replace it",
     ]
 
 
 def _short(norm: str, consumers: Sequence[str]) -> str:
-    """The maps behind a norm without the block's name, and those of one module in one: self_attn.{q,k,v}_proj."""
+    """Shorten the names of a norm's linear maps: without the block, and joined as in self_attn.{q,k,v}_proj."""
     block = beginning([norm, *consumers]).rpartition(".")[0]
     local = [consumer.removeprefix(f"{block}.") for consumer in consumers]
     groups = [(parent, list(names)) for parent, names in groupby(local, key=lambda name: name.rpartition(".")[0])]
@@ -172,7 +180,7 @@ def _short(norm: str, consumers: Sequence[str]) -> str:
 
 
 def _aligned(rows: list[tuple[str, ...]], *, numbers: Sequence[str]) -> list[str]:
-    """Columns side by side, those headed by one of `numbers` to the right."""
+    """Align the columns of a table; those with a header in `numbers` to the right."""
     columns = [
         [cell.rjust(width) if column[0] in numbers else cell.ljust(width) for cell in column]
         for column in zip(*rows, strict=True)

@@ -1,4 +1,4 @@
-"""Export the model in a run folder, with all that the folder tells of it."""
+"""Export the model in a run folder, with the model card that its files allow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ from .own_text import seen_in_training
 from .scores import scores_in
 
 EXPORT = "export"
-STORY = "story.json"  # beside the last good model of a run that diverged: what result.json would tell of it
+STORY = "story.json"  # beside the last good model of a diverged run: what its result.json would have held
 
 
 def export_first(run: Path, forms: Sequence[Form]) -> tuple[Form | None, dict[Form, str]]:
-    """Export a run in the first of `forms` that computes what the folded model does; why the ones before do not."""
+    """Export a run in the first of `forms` that passes its check. Return it, and why earlier ones failed."""
     failed: dict[Form, str] = {}
     for form in forms:
         try:
@@ -32,10 +32,10 @@ def export_first(run: Path, forms: Sequence[Form]) -> tuple[Form | None, dict[Fo
 
 
 def export_run(run: Path, folder: Path, *, form: Form, dtype: torch.dtype | None = None) -> None:
-    """Export the model in a run folder, with all that the folder tells of it.
+    """Export the model in a run folder, with the model card that its files allow.
 
     Raises:
-        UserError: it holds no tapered model, or one without that form.
+        UserError: the folder holds no tapered model, or the model does not have that form.
     """
     tokenizer = run / "tokenizer"
     save(
@@ -49,7 +49,7 @@ def export_run(run: Path, folder: Path, *, form: Form, dtype: torch.dtype | None
 
 
 def _story(run: Path) -> Story | None:
-    """What the files of a run, or of its last good model, say; None where it was not made by this recipe."""
+    """Read the model card's facts from a run or its last good model; None if `tapernorm taper` did not make it."""
     path = next((run / name for name in ("result.json", STORY) if (run / name).is_file()), None)
     if path is None or "base" not in (result := read_json(path)):
         return None

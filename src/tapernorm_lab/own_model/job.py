@@ -1,4 +1,4 @@
-"""What defines the numbers of a taper of a model of one's own: what was asked for, and defaults by the model's size."""
+"""The settings that define the numbers of a taper: those of the request, and defaults by model size."""
 
 import math
 from dataclasses import dataclass
@@ -16,24 +16,26 @@ from ..config.jobs import TuningJob
 from ..training.device import pick_device
 from .options import Request
 
-_CONTEXT = 1024  # tokens of a row, at most
+_CONTEXT = 1024  # default tokens per row, at most
 _MICRO_TOKENS = 8192  # per forward pass
 
 
 class TaperJob(TuningJob):
-    """A taper through the gate, model and text apart. Without `taper` it is a control: the same training, norms kept.
+    """The settings of a taper, without model and text. With `taper` None it is a control, which keeps its norms.
 
-    Its JSON has the form of earlier versions, for which it was a fine-tune of a GPT-2 of size "own". Run folders and
-    checkpoints are known by that form, so it stays.
+    The JSON keeps the form of earlier versions, in which a taper was a fine-tune of a GPT-2 of size "own". That form
+    identifies run folders and checkpoints.
     """
 
-    final: bool  # the final norm goes too
-    sites: tuple[str, ...] | None  # patterns of the internal norms that go; null: all
-    level_weight: Annotated[float, Field(ge=0)]  # of the loss that levels the scales at every tapered norm
+    final: bool  # taper the final norm too
+    sites: tuple[str, ...] | None  # patterns of the internal norms to taper; null: all
+    level_weight: Annotated[float, Field(ge=0)]  # of the level loss, at every tapered norm
 
     @model_validator(mode="after")
     def _micro_batch_fits(self) -> Self:
-        if (self.micro_batch is not None) != (self.level_weight > 0):  # levels are each micro-batch's own
+        if (self.micro_batch is not None) != (
+            self.level_weight > 0
+        ):  # the level loss is a mean within each micro-batch
             raise ValueError(f"level_weight={self.level_weight} and micro_batch={self.micro_batch} do not go together")
         return self
 
@@ -49,7 +51,7 @@ class TaperJob(TuningJob):
 
 @dataclass(frozen=True)
 class _Scale:
-    """Defaults for models of up to so many parameters; beyond GPT-2's smallest, method.md section 10."""
+    """Defaults for models of at most `parameters`; beyond GPT-2's smallest, method.md section 10."""
 
     parameters: float
     lr: float  # peak
@@ -66,15 +68,15 @@ _SCALES = (
 
 
 def job_of(request: Request, model: nn.Module) -> TaperJob:
-    """Exactly the settings that define the run's numbers, text and base model apart.
+    """Return the settings that define the numbers of a run, without text and base model.
 
     Raises:
-        UserError: the rows asked for are longer than the model's.
+        UserError: --context exceeds the context of the model.
     """
     scale = next(scale for scale in _SCALES if parameter_count(model) <= scale.parameters)
     context = request.context or min(context_of(model), _CONTEXT)
     if context > context_of(model):
-        raise UserError(f"--context {context} exceeds the model's {context_of(model)}: take that or less")
+        raise UserError(f"--context {context} exceeds the context {context_of(model)} of the model: give that or less")
     lr, steps, levelled = request.lr or scale.lr, request.steps, request.level_weight > 0
     batch = request.batch or max(1, scale.tokens // context)
     return TaperJob(
@@ -96,9 +98,11 @@ def job_of(request: Request, model: nn.Module) -> TaperJob:
             log_every=max(1, steps // 100),
             eval_every=0,
         ),
-        aux_weight=0.0 if levelled or request.keep_norms else scale.anchor_weight,  # levels hold the scales themselves
+        aux_weight=0.0
+        if levelled or request.keep_norms
+        else scale.anchor_weight,  # the level loss replaces the scale loss
         taper=None if request.keep_norms else _window(steps),
-        micro_batch=micro_batch_of(request, batch, context) if levelled else None,  # else it is the hardware's choice
+        micro_batch=micro_batch_of(request, batch, context) if levelled else None,  # without levels, a hardware setting
         final=request.final,
         sites=request.sites,
         level_weight=request.level_weight,
@@ -106,7 +110,7 @@ def job_of(request: Request, model: nn.Module) -> TaperJob:
 
 
 def micro_batch_of(request: Request, batch: int, context: int) -> int:
-    """Rows per forward pass."""
+    """Return the rows per forward pass."""
     return min(batch, request.micro_batch or max(1, _MICRO_TOKENS // context))
 
 

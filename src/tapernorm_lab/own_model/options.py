@@ -1,4 +1,4 @@
-"""What a user asks of `tapernorm taper`, and whether it can be, as far as that shows without a model: no torch here."""
+"""The options of `tapernorm taper`, and the checks that need no model. This module does not import torch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from ..training.gpu_slots import most_threads
 from ..training.outputs import require_kind
 
 NAMED = tuple(name for name in get_args(DataConfig.model_fields["source"].annotation) if name != "text")
-HELD_OUT = "held-out"  # the part of the training text that no step sees
-KIND = "taper"  # what its output folder is marked as
+HELD_OUT = "held-out"  # the valid split of --data, which no step trains on
+KIND = "taper"  # the kind that the mark of the output folder names
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for; `OPTIONS` says what each field means. None is a default by the model's size."""
+    """The options as the user typed them. `OPTIONS` describes each field. None: `job_of` chooses by the model."""
 
     model: str
     data: tuple[str, ...]
@@ -44,38 +44,55 @@ class Request:
     seed: int = 1
     threads: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    linear: Literal["aten", "onednn", "auto"] = "auto"
 
 
-OPTIONS = {  # field -> how its option is typed, as the command line describes options; its help
-    "model": ("--model PATH_OR_ID!", "folder, .gguf or hub id; never remote code"),
+OPTIONS = {  # field -> its option, in the notation of `cli.arguments.options`, and its help
+    "model": ("--model PATH_OR_ID!", "folder, .gguf file or hub name; remote code is never run"),
     "data": (
         "--data TEXT+!",
-        f"a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(NAMED)}",
+        f"text to train on: a .txt, .jsonl or .parquet file, a glob, or one of {', '.join(NAMED)}",
     ),
-    "steps": ("--steps STEPS!", "optimizer steps, at least 10"),
-    "out": ("--out DIR!", "run folder; the export is its export/"),
-    "overwrite": ("--overwrite", "delete what another job of this verb wrote into --out; nothing else"),
-    "final": ("--final", "taper the final norm too (All-Taper)"),
-    "sites": ("--sites PATTERN+", "taper only the internal norms of these names; default: all"),
-    "level_weight": ("--level X", "weight of a loss that levels token scales, in place of the scale loss; try 0.2"),
-    "keep_norms": ("--keep-norms", "a control: the same training, every norm kept"),
-    "precision": ("--precision float32|bf16", "bf16: autocast, weights stay float32; default: bf16 on a GPU"),
-    "form": ("--form stock|normfree", "of the export; default: stock where the model has it"),
-    "scored": ("--score NAME=TEXT+", "more text to score, never trained on"),
-    "field": ("--field NAME", "key or column that holds the text; default: text"),
-    "valid_fraction": ("--valid-fraction X", "of documents, held out by their hash; default: 0.05"),
-    "lr": ("--lr X", "peak learning rate; default: by the model's size"),
-    "batch": ("--batch ROWS", "rows per step; default: by the model's size"),
-    "context": ("--context TOKENS", "tokens of a row; default: the model's, at most 1024"),
-    "micro_batch": ("--micro-batch ROWS", "rows per forward pass: fewer save memory; part of what --level computes"),
-    "seed": ("--seed SEED", "default: 1"),
-    "threads": ("--threads THREADS", "CPU threads; default: all"),
-    "device": ("--device auto|cpu|cuda", "default: auto"),
+    "steps": ("--steps STEPS!", "number of optimizer steps, at least 10"),
+    "out": ("--out DIR!", "run folder to write into; the export goes into DIR/export"),
+    "overwrite": ("--overwrite", "delete the files that another job of this verb wrote into --out, and no others"),
+    "final": ("--final", "taper the final norm too (All-Taper); default: only the internal norms"),
+    "sites": ("--sites PATTERN+", "taper only the internal norms whose names match; default: all"),
+    "level_weight": (
+        "--level X",
+        "replace the scale loss by a loss of this weight that makes the token scales equal; try 0.2",
+    ),
+    "keep_norms": ("--keep-norms", "train a control: the same steps, with every norm kept and no export"),
+    "precision": (
+        "--precision float32|bf16",
+        "bf16: autocast, with the weights in float32; default: bf16 on a GPU, else float32",
+    ),
+    "form": (
+        "--form stock|normfree",
+        "form of the export, as in `tapernorm export`; default: stock if the model has that form",
+    ),
+    "scored": ("--score NAME=TEXT+", "further text to score and not to train on, with a name for it"),
+    "field": ("--field NAME", "key of a JSON line or column of a Parquet file that holds the text; default: text"),
+    "valid_fraction": ("--valid-fraction X", "fraction of the documents to hold out, chosen by hash; default: 0.05"),
+    "lr": ("--lr X", "peak learning rate; default: by model size"),
+    "batch": ("--batch ROWS", "rows per optimizer step; default: by model size"),
+    "context": ("--context TOKENS", "tokens per row; default: the context of the model, at most 1024"),
+    "micro_batch": (
+        "--micro-batch ROWS",
+        "rows per forward pass; fewer take less memory; changes the numbers only with --level",
+    ),
+    "seed": ("--seed SEED", "seed of the order of the rows and of dropout; default: 1"),
+    "threads": ("--threads THREADS", "number of CPU threads; default: all"),
+    "device": ("--device auto|cpu|cuda", "where to compute; auto: on a GPU if there is one; default: auto"),
+    "linear": (
+        "--linear aten|onednn|auto",
+        "kernel of float32 linear maps on a CPU; auto: the faster one on the model's shapes; default: auto",
+    ),
 }
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # field -> what it may be where it is given, in words
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # field -> check of a given value, and the rule in words
     "model": (bool, "a folder, a .gguf file or a hub name"),
     "data": (bool, "at least one text"),
-    "steps": (lambda steps: 10 <= steps < 2**31, "at least 10 steps, which a taper needs"),
+    "steps": (lambda steps: 10 <= steps < 2**31, "at least 10 steps, the least for a taper"),
     "lr": (lambda lr: 0 < lr < math.inf, "a finite number above 0"),
     **dict.fromkeys(("batch", "micro_batch"), (lambda rows: 1 <= rows < 2**31, "at least 1 row")),
     "context": (lambda tokens: 2 <= tokens < 2**31, "at least 2 tokens"),
@@ -88,7 +105,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # field -> what it may
 
 
 def option_of(field: str) -> str:
-    """The option that a field of `Request` is typed as."""
+    """Return the option of a field of `Request`."""
     return OPTIONS[field][0].split()[0]
 
 
@@ -96,16 +113,16 @@ def option_of(field: str) -> str:
 class Texts:
     """The texts of a request, each file once."""
 
-    corpora: Mapping[str, tuple[DataConfig, ...]]  # HELD_OUT is what is trained on; the others are scored
-    given: Mapping[str, str]  # corpus -> the option and its words
-    repeated: tuple[str, ...]  # what was given again
+    corpora: Mapping[str, tuple[DataConfig, ...]]  # by name; HELD_OUT is the text of --data, the others are scored only
+    given: Mapping[str, str]  # name -> the option and its value, as typed
+    repeated: tuple[str, ...]  # files and texts that were given more than once
 
 
 def check(request: Request) -> Texts:
-    """The texts of a request that can be, as far as no model is needed to tell.
+    """Check everything in a request that needs no model, and return its texts.
 
     Raises:
-        UserError: an option is out of range or does not go with another, a text cannot be found, or a name is taken.
+        UserError: an option is out of range or contradicts another, a text does not exist, or two names are equal.
     """
     for field, (holds, rule) in _RULES.items():
         value = getattr(request, field)
@@ -122,20 +139,20 @@ def check(request: Request) -> Texts:
     for name, text in request.scored:
         with settings_named(words_of(name)):
             data = _once(text, request, 1.0, set(), repeated)
-        assert data is not None  # nothing was known before
+        assert data is not None  # the set of known files was empty
         corpora[name], given[name] = (data,), f"--score {name}={text}"
     return Texts(corpora, given, tuple(dict.fromkeys(repeated)))
 
 
 def words_of(corpus: str) -> dict[str, str]:
-    """What the user calls a text and its parts, for `settings_named`."""
+    """The options that messages name in place of the settings of a text, for `settings_named`."""
     if corpus == HELD_OUT:
         return {"the valid split": "the part of --data that is held out", "the train split": "the rest of --data"}
     return {"data.files": f"--score {corpus}", "the valid split": f"the text --score {corpus}"}
 
 
 def data_config(text: str, field: str, valid_fraction: float, files: tuple[str, ...] | None = None) -> DataConfig:
-    """The text that a name of `NAMED`, a file or a glob stands for; `files` are those of a glob that count."""
+    """Return the config of a text: a name in `NAMED`, a file or a glob. `files` replaces the files of the glob."""
     named = text in NAMED
     raw = {
         "source": text if named else "text",
@@ -149,7 +166,11 @@ def data_config(text: str, field: str, valid_fraction: float, files: tuple[str, 
 
 
 def require_output(request: Request) -> None:
-    """Raise UserError where a run cannot be written into `out`: a file, the model's own folder, or somebody else's."""
+    """Check that a run may write into --out.
+
+    Raises:
+        UserError: it is a file, the folder of --model, or a folder that another job or nobody marked.
+    """
     out = request.out
     for place in (out, *out.parents):
         if place.exists():
@@ -157,14 +178,17 @@ def require_output(request: Request) -> None:
                 raise UserError(f"--out {out}: {place} is a file: name another folder")
             break
     if out.exists() and Path(request.model).exists() and out.samefile(request.model):
-        raise UserError(f"--out {out} is the folder of --model, which a run would replace: name another folder")
+        raise UserError(f"--out {out} is the folder of --model, whose files a run would replace: name another folder")
     require_kind(out, KIND, overwrite=request.overwrite)
 
 
 def _once(
     text: str, request: Request, valid_fraction: float, known: set[object], repeated: list[str]
 ) -> DataConfig | None:
-    """A text without what is `known`, to which it is added; what was is added to `repeated`. None: nothing is left."""
+    """Return a text without the files in `known`, or None if no file is left.
+
+    New files are added to `known`, others to `repeated`.
+    """
     if text in NAMED:
         if text in known:
             repeated.append(text)
@@ -175,7 +199,7 @@ def _once(
     new = []
     for path in files:
         status = path.stat()
-        if (identity := (status.st_dev, status.st_ino)) in known:  # the same file, whatever its names
+        if (identity := (status.st_dev, status.st_ino)) in known:  # one file, under whatever path
             repeated.append(str(path))
         else:
             known.add(identity)
@@ -189,14 +213,16 @@ def _require_names(names: list[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name) or len(name.encode()) > NAME_LENGTH:
             raise UserError(
-                f"--score: {name[:80]!r} is no name: up to {NAME_LENGTH} letters, digits, underscores and dashes"
+                f"--score: {name[:80]!r} cannot be a name: give up to {NAME_LENGTH} letters, digits, _ and -"
             )
     if len({HELD_OUT, *names}) != 1 + len(names):
-        raise UserError(f"--score: names must differ from each other and from {HELD_OUT!r}")
+        raise UserError(f"--score: two names are equal, or one is {HELD_OUT!r}: rename one")
 
 
 def _require_whole_control(request: Request) -> None:
-    """Raise UserError where a control is asked to taper."""
+    """Raise UserError if --keep-norms comes with an option of tapering or export."""
     given = [option_of(name) for name in ("final", "sites", "level_weight", "form") if getattr(request, name)]
     if request.keep_norms and given:
-        raise UserError(f"--keep-norms tapers and exports nothing, and {', '.join(given)} ask for that: leave them out")
+        raise UserError(
+            f"--keep-norms tapers and exports nothing, so it takes no {', '.join(given)}: remove one or the other"
+        )

@@ -1,4 +1,4 @@
-"""Text of one's own as blocks of a model's own tokens: made once and kept, or only looked through."""
+"""The user's texts as blocks of the model's tokens: made once and kept, or only checked."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,15 +23,17 @@ from ..data.tokenizers import Coder
 from .options import HELD_OUT, Texts, words_of
 from .resolve import TaperRun
 
-Seen = dict[str, dict[str, int]]  # scored text -> how many `documents` of its `of` distinct ones are training text
+Seen = dict[
+    str, dict[str, int]
+]  # scored text -> `documents`: number of its `of` distinct documents in the training text
 _SEEN = "seen.json"
-_VALID_ROWS = 1000  # scored, at most
-_READ = 1 << 28  # characters that are read of a text that is looked through, where there are so many
-_PREFIX = 32  # characters of a document, per token that a row still lacks, that are encoded
+_VALID_ROWS = 1000  # rows to score, at most
+_READ = 1 << 28  # characters of a long text that a check reads
+_PREFIX = 32  # characters of a document that a check encodes, per token that the row still lacks
 
 
 def prepare(run: TaperRun) -> dict[tuple[str, str], Blocks]:
-    """Text into blocks, under `out`/data, unless they lie there; (corpus, split) -> blocks.
+    """Write the texts as blocks into `out`/data, unless they are there; return (text, split) -> blocks.
 
     Raises:
         UserError: a text cannot be read, or a split is empty.
@@ -50,9 +52,9 @@ def prepare(run: TaperRun) -> dict[tuple[str, str], Blocks]:
 
 
 def check_texts(texts: Texts, coder: Coder, context: int) -> list[str]:
-    """Read the texts as `prepare` does, and write nothing; what there is to tell of them.
+    """Read the texts as `prepare` does, write nothing, and return lines to print.
 
-    Of a long text only as much is read as gives every split a row, and at least `_READ` characters.
+    A long text is read until every split has a row and `_READ` characters are read.
 
     Raises:
         UserError: as `prepare`.
@@ -62,7 +64,7 @@ def check_texts(texts: Texts, coder: Coder, context: int) -> list[str]:
     trained: set[bytes] = set()
     for name in (*scored, HELD_OUT):
         if hub := [data.source for data in corpora[name] if data.source in OWN_SPLIT]:
-            told.append(f"not looked through: {', '.join(hub)} would have to be downloaded first")
+            told.append(f"not checked: {', '.join(hub)}, not downloaded yet")
             continue
         with settings_named(words_of(name)):
             reading = Reading(CorpusJob(data=corpora[name]))
@@ -80,16 +82,16 @@ def check_texts(texts: Texts, coder: Coder, context: int) -> list[str]:
 
 
 def overlaps(seen: Seen, texts: Texts) -> list[str]:
-    """A line for each scored text that is training text too."""
+    """Return a line for each scored text that shares documents with the training text."""
     return [
-        f"{texts.given[name]} is seen in training: {count['documents']} of its {count['of']} documents are in "
-        f"{texts.given[HELD_OUT]} as well"
+        f"{texts.given[name]} is seen in training: {count['documents']} of its {count['of']} documents are also in "
+        f"{texts.given[HELD_OUT]}"
         for name, count in seen.items()
     ]
 
 
 def seen_in_training(run: Path) -> Seen:
-    """What of the scored texts of a run is training text."""
+    """Return how many documents the scored texts of a run share with its training text."""
     path = run / "data" / _SEEN
     return read_json(path)["seen"] if path.is_file() else {}
 
@@ -99,7 +101,7 @@ def _splits_of(name: str) -> tuple[Split, ...]:
 
 
 def _read_split(reading: Reading, split: Split, coder: Coder, context: int, seen: set[bytes] | None) -> dict[str, int]:
-    """Documents, bytes and tokens of one split, tokens up to `context`; identities of its documents go into `seen`."""
+    """Count documents, bytes and, up to `context`, tokens of one split; add its documents' identities to `seen`."""
     counts = {"documents": 0, "bytes": 0, "tokens": 0}
     read = 0
     for _, text in reading.documents(split):
@@ -120,7 +122,7 @@ def _read_split(reading: Reading, split: Split, coder: Coder, context: int, seen
 
 
 def _compared(folder: Path, texts: Texts) -> Seen:
-    """What of the scored texts is training text, from the corpora in `folder`; kept beside them."""
+    """Compare the scored texts with the training text, from the corpora in `folder`; keep the result there."""
     names = [name for name in texts.corpora if name != HELD_OUT]
     manifests = {name: read_manifest(folder / name / "corpus", "corpus") for name in (HELD_OUT, *names)}
     identity = digest({name: manifest["splits"] for name, manifest in manifests.items()})
@@ -135,7 +137,7 @@ def _compared(folder: Path, texts: Texts) -> Seen:
 
 
 def _trained(folder: Path, manifest: Mapping[str, Any]) -> Iterator[bytes]:
-    """Identities of the documents that are trained on, in whole or in passages."""
+    """Yield the identities of the training documents and passages."""
     yield from map(bytes.fromhex, manifest.get("passages", {}).get("sha256", []))
     yield from map(identity_of, read_documents(folder / HELD_OUT / "corpus/train.jsonl"))
 
@@ -146,7 +148,7 @@ def _shared(scored: Mapping[str, Collection[bytes]], trained: set[bytes]) -> See
 
 
 def _blocks_of(folder: Path, data: tuple[DataConfig, ...], tokenizer: Path, context: int) -> Path:
-    """Text into blocks, in `folder`, unless just these lie there whole."""
+    """Write a text as blocks into `folder`, unless exactly these blocks are there, complete."""
     blocks_job = BlocksJob(context=context, block_documents=None, max_rows=_VALID_ROWS)
     wanted = {
         "text": text_digest(data),
@@ -155,7 +157,7 @@ def _blocks_of(folder: Path, data: tuple[DataConfig, ...], tokenizer: Path, cont
     corpus, blocks, done = folder / "corpus", folder / "blocks", folder / "blocks.json"
     if not done.is_file() or read_json(done) != wanted or not _is_whole(blocks):
         done.unlink(missing_ok=True)
-        with announced(f"reading the text of {folder.name} into blocks"):
+        with announced(f"cutting the text {folder.name} into blocks"):
             build_corpus(CorpusJob(data=data), corpus)
             write_blocks(blocks_job, corpus, tokenizer, blocks)
         write_json(done, wanted)
@@ -163,12 +165,12 @@ def _blocks_of(folder: Path, data: tuple[DataConfig, ...], tokenizer: Path, cont
 
 
 def text_digest(data: Sequence[DataConfig]) -> str:
-    """Digest of texts: of what names them, and of the files or packages behind that."""
+    """Return the digest of the configs of some texts and of the content of their files or packages."""
     return digest([CorpusJob(data=tuple(data)).model_dump(mode="json"), [open_source(d).details for d in data]])
 
 
 def _is_whole(blocks: Path) -> bool:
-    """Whether every split in a folder of blocks is the one that its manifest describes."""
+    """Whether every split in a folder of blocks has the sha256 of its manifest."""
     if not (blocks / "manifest.json").is_file():
         return False
     splits = read_manifest(blocks, "blocks")["splits"]

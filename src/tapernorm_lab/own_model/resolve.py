@@ -1,4 +1,4 @@
-"""From options to what will be done: the one place that reads a request beside the model that it names."""
+"""Turn a request into decisions: the only module that reads the request together with its model."""
 
 import os
 import sys
@@ -21,20 +21,20 @@ from .options import Request, Texts, require_output
 
 @dataclass(frozen=True)
 class TaperRun:
-    """What `tapernorm taper` will do. Dry run, run, export and messages read this, and no option again.
+    """All decisions of one `tapernorm taper`. Dry run, run, export and messages read them here.
 
     Attributes:
-        source: what the user calls the model: a folder, a GGUF file or a hub name.
-        base: its folder or file on this machine, known before its weights are.
+        source: --model as typed: a folder, a GGUF file or a hub name.
+        base: the folder or file of the model on this machine; its weights may still be missing.
         skeleton: the model without storage for its weights.
-        tapered: full names of the norms that go; none in a control.
-        job: exactly what defines the numbers, model and text apart.
-        hardware: what the run runs on; no number depends on it but for rounding.
-        texts: what is trained on, and what is scored.
-        forms: of the export, in the order in which they are tried; none for a control.
-        not_stock: why the model has no stock form; None where it has one.
+        tapered: full names of the norms to taper; empty for a control.
+        job: the settings that define the numbers, without model and text.
+        hardware: device, threads and micro-batch; numbers depend on it only by rounding.
+        texts: the texts to train on and to score.
+        forms: forms of the export, in the order of the attempts; empty for a control.
+        not_stock: why the model has no stock form; None if it has one.
         out: the run folder.
-        overwrite: delete another job's output in `out`.
+        overwrite: delete the output of another job in `out`.
     """
 
     source: str
@@ -51,14 +51,14 @@ class TaperRun:
 
 
 def resolve(request: Request, texts: Texts) -> TaperRun:
-    """Decide all that follows from a request and the config of its model; no weight is read, none is downloaded.
+    """Decide everything that follows from a request and the config of its model. No weight is read or downloaded.
 
     Args:
-        texts: those that `check` found for this request.
+        texts: the texts that `check` returned for this request.
 
     Raises:
-        UserError: there is no such model, or it cannot be tapered, exported or run as asked; or the output folder is no
-            place for a run.
+        UserError: the model does not exist, or cannot be tapered or exported as the request says; or the run may not
+            write into --out.
     """
     require_output(request)
     base = find(request.model, weights=False)
@@ -80,14 +80,14 @@ def resolve(request: Request, texts: Texts) -> TaperRun:
         overwrite=request.overwrite,
     )
     if base == Path(request.model).expanduser() and not has_weights(base):
-        raise UserError(f"{base} holds no weights (*.safetensors): fetch or save them there")
+        raise UserError(f"--model {base} holds no weights (*.safetensors): save or download them there")
     for text in texts.repeated:
-        print(f"{text} is given more than once: it counts once", file=sys.stderr)
+        print(f"{text} is given more than once, and is used once", file=sys.stderr)
     return run
 
 
 def has_weights(base: Path) -> bool:
-    """Whether the weights of a model lie beside its config, or in its file."""
+    """Whether the weights of a model are on this machine, beside its config or in its GGUF file."""
     return base.is_file() or any(base.glob("*.safetensors"))
 
 
@@ -95,6 +95,7 @@ def _hardware(request: Request, job: TaperJob, model: nn.Module) -> HardwareConf
     return HardwareConfig(
         device=request.device,
         threads=request.threads or os.cpu_count() or 1,
+        linear=request.linear,
         compile=False,
         micro_batch=job.micro_batch or micro_batch_of(request, job.batch, job.context),
         checkpoint_every=max(10, job.steps // 10),
@@ -106,10 +107,10 @@ def _hardware(request: Request, job: TaperJob, model: nn.Module) -> HardwareConf
 
 
 def _forms(request: Request, not_stock: str | None) -> tuple[Form, ...]:
-    """The form that was asked for, else stock where the model has it; then the other."""
+    """Return both forms, first the one of --form, or by default stock if the model has that form."""
     if request.form == "stock" and not_stock is not None:
         raise UserError(
-            f"--form stock: {not_stock}; take --form normfree, or --final where only the final norm is kept"
+            f"--form stock: {not_stock}; give --form normfree, or add --final if only the final norm is kept"
         )
     first = request.form or (FORMS[0] if not_stock is None else FORMS[1])
     return (first, *(form for form in FORMS if form != first))

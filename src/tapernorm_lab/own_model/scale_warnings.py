@@ -1,4 +1,4 @@
-"""Which norms meet tokens that one constant cannot stand for, on a few rows of text, and what to do against it."""
+"""Warnings of norms that one constant cannot replace, measured on a few rows of text, with the options that help."""
 
 import shlex
 from collections.abc import Collection
@@ -12,61 +12,62 @@ from tapernorm.util.module_names import of_blocks, patterns
 
 from ..data.tokenizers import Coder, piece_of
 
-LEVEL = 0.2  # that levelled a model of massive activations
-_OPERATIONS = 3e11  # of one sample, about: seconds on two cores
+LEVEL = 0.2  # weight that levelled a model with massive activations
+_OPERATIONS = 3e11  # FLOPs of one sample, about: seconds on two cores
 _FEWEST, _MOST = 256, 8192  # tokens of one sample
 _ROW = 128  # tokens
 LEAST = 2  # rows of one sample
 _BATCH = 8  # rows per forward pass
-_NAMED = 3  # tokens
+_NAMED = 3  # tokens named in a warning
 
 
 @dataclass(frozen=True)
 class ScaleSample:
     """The scales at every norm of a model on a few rows of text."""
 
-    spreads: dict[str, ScaleSpread]  # by norm, in the order they run
+    spreads: dict[str, ScaleSpread]  # by norm, in the order of the forward pass
     rows: Tensor  # (R, T) ids
     coder: Coder
 
     def warnings(self, tapered: Collection[str], *, level_weight: float) -> list[str]:
-        """What to tell of the norms that go and that one constant cannot stand for, and what there is against it.
-
-        No lines where there are none.
+        """Return lines that warn of the tapered norms that one constant cannot replace; none if there is no such norm.
 
         Args:
-            level_weight: what the user chose for `--level`.
+            tapered: names of the norms to taper.
+            level_weight: value of --level.
         """
         unfit = {name: self.spreads[name] for name in tapered if self.spreads[name].misfits}
         if not unfit:
             return []
         first = {name: spread for name, spread in unfit.items() if "first" in spread.misfits}
         tail = {name: spread for name, spread in unfit.items() if "tail" in spread.misfits}
-        lines = [f"{len(unfit)} of the {len(tapered)} norms that go meet tokens that one constant cannot stand for:"]
+        lines = [
+            f"one constant cannot replace {len(unfit)} of the {len(tapered)} norms to taper, by their token scales:"
+        ]
         if first:
             most = max(spread.first / spread.median for spread in first.values())
-            told = f"position 0 has over {FIRST_LIMIT:g} times the median scale (up to {most:.3g})"
+            told = f"scale at position 0 above {FIRST_LIMIT:g} medians (up to {most:.3g})"
             lines.append(f"  {told}: {', '.join(of_blocks(first))}")
         if tail:
             most = max(spread.p99_9 / spread.median for spread in tail.values())
-            told = f"later positions have over {TAIL_LIMIT:g} times the median scale at p99.9 (up to {most:.3g})"
+            told = f"p99.9 of the scales at later positions above {TAIL_LIMIT:g} medians (up to {most:.3g})"
             lines.append(f"  {told}: {', '.join(of_blocks(tail))}")
-            lines.append(f"  the largest of these, in medians: {', '.join(self._largest(tail.values()))}")
-        chosen = " (chosen)" if level_weight else ""
-        level = f"--level {level_weight or LEVEL:g} levels these scales while the norms still work{chosen}"
+            lines.append(f"  largest scales, in medians: {', '.join(self._largest(tail.values()))}")
+        chosen = " (given)" if level_weight else ""
+        level = f"--level {level_weight or LEVEL:g} makes these scales equal before the norms are gone{chosen}"
         return [*lines, f"  {level}", *self._others(tapered, unfit)]
 
     def _others(self, tapered: Collection[str], unfit: Collection[str]) -> list[str]:
-        """The option that tapers the other norms alone."""
+        """Return a line with the option that tapers only the other norms, if there are any."""
         *internal, final = self.spreads
         others = patterns([name for name in tapered if name not in unfit and name != final], internal)
         if not others:
             return []
         without = " without --final" if final in unfit else ""
-        return [f"  --sites {' '.join(map(shlex.quote, others))}{without} tapers the other norms alone"]
+        return [f"  --sites {' '.join(map(shlex.quote, others))}{without} tapers only the other norms"]
 
     def _largest(self, spreads: Collection[ScaleSpread]) -> list[str]:
-        """The tokens with the largest multiples of their norm's median, each once."""
+        """Name the tokens with the largest scales in medians of their norm, each token once."""
         times = [(outlier.scale / spread.median, outlier) for spread in spreads for outlier in spread.worst]
         found: dict[str, str] = {}
         for factor, outlier in sorted(times, key=lambda pair: -pair[0]):
@@ -76,14 +77,14 @@ class ScaleSample:
 
 
 def sample_scales(model: nn.Module, rows: Tensor, coder: Coder) -> ScaleSample:
-    """The scales of a model on a few of the rows (R, T) that it is about to be trained on."""
+    """Measure the scales of a model on the first few of the rows (R, T) of its training text."""
     few, length = shape_of_sample(parameter_count(model), rows.shape[1])
     some = rows[:few, :length]
     return ScaleSample(measure(model, some, batch=min(len(some), _BATCH)), some, coder)
 
 
 def shape_of_sample(parameters: int, context: int) -> tuple[int, int]:
-    """Rows and tokens of a row that a sample for so many parameters takes."""
+    """Return the rows and the tokens per row of a sample, for a model of so many parameters."""
     length = min(context, _ROW)
     tokens = min(max(_OPERATIONS / 2 / parameters, _FEWEST), _MOST)
     return max(LEAST, int(tokens / length)), length

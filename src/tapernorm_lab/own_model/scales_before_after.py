@@ -1,4 +1,4 @@
-"""The scales of a finished taper of one's own: its base model's and its own, on the text that it held out."""
+"""The scales of a finished taper: those of its base model and its own, on its held-out text."""
 
 import math
 from pathlib import Path
@@ -29,15 +29,17 @@ _BATCH = 4  # rows per forward pass
 
 
 def spread_run(run: Path, out: Path, *, tokens: int, device: str, threads: int) -> dict[str, Any]:
-    """Measure base and tapered model of `run` on about `tokens` tokens; write and return `out`, unless it is there.
+    """Measure the base model and the tapered model of `run` on about `tokens` tokens.
+
+    The result is written into `out` and returned. A result of the same weights and text is read from there.
 
     Raises:
-        UserError: the folder holds no finished taper of one's own, or its base model is not what it was.
+        UserError: `run` is no finished run of `tapernorm taper`, or its base model has changed.
     """
     told = result_of(run)
     base = find(told["base"]["source"])
     if model_digest(base) != told["base"]["digest"]:
-        raise UserError(f"{base} is no longer the model that {run} was made from: its digest differs")
+        raise UserError(f"{base} has changed since {run} was made from it: restore that model, or taper the new one")
     blocks = Blocks.open(run / "data" / HELD_OUT / "blocks", "valid")
     rows = blocks.rows[: max(2, tokens // blocks.rows.shape[1])]
     weights = sha256_of(run / "model.safetensors")
@@ -80,7 +82,7 @@ def spread_run(run: Path, out: Path, *, tokens: int, device: str, threads: int) 
 
 
 def result_of(run: Path) -> dict[str, Any]:
-    """The result of a finished taper of one's own.
+    """Read the result of a finished taper.
 
     Raises:
         UserError: the folder holds none.
@@ -89,18 +91,20 @@ def result_of(run: Path) -> dict[str, Any]:
         raise UserError(f"{run} holds no result.json: give the run folder of a finished `tapernorm taper`")
     told = read_json(run / "result.json")
     if "base" not in told:
-        raise UserError(f"{run} is no run of `tapernorm taper`: it does not say which model it was made from")
+        raise UserError(
+            f"{run} is no run of `tapernorm taper`, as result.json names no base model: give the folder of such a run"
+        )
     return told
 
 
 def _constants(model: nn.Module) -> dict[str, float]:
-    """c of every norm that is gone."""
+    """Return the constant c of every tapered norm."""
     norms = {name: model.get_submodule(name) for name in architecture_of(model).norms(model)}
     return {name: norm.c.mean().item() for name, norm in norms.items() if isinstance(norm, TaperNorm)}
 
 
 def _entry(spread: ScaleSpread, rows: Tensor, coder: Coder) -> dict[str, Any]:
-    """One norm's scales for JSON; a number that is not finite is None."""
+    """Return the scales of one norm for JSON, with None for a number that is not finite."""
     return {
         "first": _number(spread.first),
         "quantiles": {f"{q:g}": _number(value) for q, value in spread.quantiles.items()},

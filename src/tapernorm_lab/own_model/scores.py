@@ -1,4 +1,4 @@
-"""Losses of the base model and of the folded one on every text of a taper, kept in scores.json."""
+"""The losses of the base model and of the folded model on every text of a taper, kept in scores.json."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ SCORES = "scores.json"
 
 
 def take_scores(run: TaperRun, blocks: Mapping[tuple[str, str], Blocks], device: torch.device) -> dict[str, Any]:
-    """Statistics by text, and by "before" and "after"; taken once for the same weights."""
+    """Return text -> "before", "after" -> statistics; read them if the weights and texts are those of the file."""
     path, weights = run.out / SCORES, sha256_of(run.out / "model.safetensors")
     texts = {name: opened for (name, split), opened in blocks.items() if split == "valid"}
     identity = digest([weights, {name: opened.split["sha256"] for name, opened in texts.items()}])
@@ -46,14 +46,14 @@ def take_scores(run: TaperRun, blocks: Mapping[tuple[str, str], Blocks], device:
 
 
 def scores_in(run: Path) -> dict[str, Any]:
-    """The scores of the weights that lie in `run`; none where they were not taken, or of other weights."""
+    """Return the scores of the weights in `run`; empty if there are none, or only those of other weights."""
     known = _told(run / SCORES)
     weights = known.get("provenance", {}).get("weights_sha256")
     return known["corpora"] if weights == sha256_of(run / "model.safetensors") else {}
 
 
 def _told(path: Path) -> Mapping[str, Any]:
-    """What a file of scores tells; nothing where it is missing or damaged, so that they are taken again."""
+    """Read a file of scores; empty if it is missing or damaged, so that they are taken again."""
     try:
         return read_json(path)
     except (FileNotFoundError, UserError):
@@ -61,7 +61,7 @@ def _told(path: Path) -> Mapping[str, Any]:
 
 
 def _finished(out: Path) -> nn.Module:
-    """The trained model, its norms folded if they are gone."""
+    """Load the trained model, folded unless it is a control."""
     model = load(out)
     return fold(model)[0] if any(isinstance(module, TaperNorm) for module in model.modules()) else model
 

@@ -1,9 +1,9 @@
-"""Taper a model of one's own, from its folder or hub name to a norm-free export: the whole recipe.
+"""The recipe of `tapernorm taper`, from a folder or hub name to an export.
 
     load -> text into blocks -> train through the gate -> fold -> score before and after -> export
 
-Everything lies in one folder and is kept, so that the same command goes on where it was stopped:
-data/ and tokenizer/, the run itself (metrics, tapered weights, result.json), scores.json and export/.
+The run folder keeps every intermediate result, so that the same command resumes a stopped run. It holds data/,
+tokenizer/, the training (metrics, tapered weights, result.json), scores.json and export/.
 """
 
 import json
@@ -31,12 +31,12 @@ from .train import train
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the recipe came to.
+    """The outcome of a run of the recipe.
 
     Attributes:
-        scores: corpus -> "before", "after" -> statistics.
-        exported: the form that was written; None: none was.
-        failed: form -> why it was not written.
+        scores: text -> "before", "after" -> statistics.
+        exported: form of the export; None if nothing was exported.
+        failed: form -> why its export failed.
     """
 
     scores: dict[str, Any]
@@ -45,12 +45,12 @@ class Outcome:
 
 
 def taper_model(run: TaperRun) -> Outcome:
-    """Run the recipe, or go on with it.
+    """Run or resume the recipe.
 
     Raises:
-        UserError: the model, the text or the folder cannot be used, or the run diverged; the message holds the remedy.
+        UserError: the model, a text or the folder cannot be used, or the training diverged.
     """
-    run = replace(run, base=find(run.source))  # with its weights
+    run = replace(run, base=find(run.source))  # downloads the weights, if they are missing
     device = take_device(run.hardware.device, run.hardware.threads)
     facts = {"source": run.source, "commit": commit_of(run.base), "licence": licence_of(run.base)}
     facts |= {"digest": model_digest(run.base)}
@@ -62,13 +62,13 @@ def taper_model(run: TaperRun) -> Outcome:
         earlier = _weights(run.out)
         train(run, facts, blocks, device, fingerprint)
         if earlier != _weights(run.out):
-            remove_export(run.out / EXPORT)  # it is of other weights
+            remove_export(run.out / EXPORT)  # an export of earlier weights
         scores = take_scores(run, blocks, device)
         return Outcome(scores, *export_first(run.out, run.forms))
 
 
 def _work(run: TaperRun, base_digest: str) -> Work:
-    """What the output folder of a run belongs to: its job, its base model and its training text."""
+    """Return what identifies the output folder of a run: job, base model, training text and tokenizer."""
     text = text_digest(run.texts.corpora[HELD_OUT])
     identity = {"job": run.job.model_dump(mode="json"), "base": base_digest, "text": text}
     identity["tokenizer"] = tokenizer_digest(run.base)
@@ -76,6 +76,6 @@ def _work(run: TaperRun, base_digest: str) -> Work:
 
 
 def _weights(run: Path) -> str | None:
-    """The sha256 of the weights in a run folder; None where there are none."""
+    """Return the sha256 of the weights in a run folder, or None if it has none."""
     path = run / "model.safetensors"
     return sha256_of(path) if path.is_file() else None

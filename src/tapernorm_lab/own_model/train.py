@@ -1,4 +1,4 @@
-"""The training of a taper: the model as its owner gave it, its norms on the gate, in the one trainer."""
+"""The training of a taper: load the base model, attach the gate, and run the trainer."""
 
 import shutil
 import sys
@@ -28,8 +28,8 @@ from .resolve import TaperRun
 from .scale_warnings import LEVEL, sample_scales
 from .scores import SCORES
 
-LAST_GOOD = "last-good"  # the model before a divergence, where its norms were gone already
-_DERIVED = (SCORES, "spread.json", LAST_GOOD)  # of one run's weights
+LAST_GOOD = "last-good"  # the model before a divergence at g = 0
+_DERIVED = (SCORES, "spread.json", LAST_GOOD)  # computed from the weights, so deleted with them
 
 
 def train(
@@ -39,11 +39,11 @@ def train(
     device: torch.device,
     fingerprint: str,
 ) -> None:
-    """Train, go on with it, or find it done; the result is published into the run folder, which is held.
+    """Train, resume, or return at once if the training is done. The result goes into the run folder.
 
     Args:
-        facts: what result.json says of the base model.
-        fingerprint: digest of all that defines the numbers.
+        facts: entries of result.json about the base model.
+        fingerprint: digest of everything that defines the numbers.
 
     Raises:
         UserError: as `train_in`; or the model cannot be tapered.
@@ -55,7 +55,7 @@ def train(
         sample = sample_scales(model, blocks[HELD_OUT, "train"].rows, open_tokenizer(run.out / "tokenizer"))
         for line in sample.warnings(run.tapered, level_weight=job.level_weight):
             print(line, file=sys.stderr)
-        taper, commit = _attach(model, job), code_commit()  # of what runs here
+        taper, commit = _attach(model, job), code_commit()
         plan = plan_of_tuning(
             model,
             blocks[HELD_OUT, "train"],
@@ -67,7 +67,7 @@ def train(
             fingerprint=fingerprint,
             remedy=remedy_of(job),
             salvage=lambda steps: _salvage(run, facts, model, taper, steps, commit),
-            tolerant=True,  # a few lost rows are among what the scores tell
+            tolerant=True,  # the scores report rows whose loss is not finite
         )
         return Trainer(model, taper, plan)
 
@@ -83,15 +83,15 @@ def train(
 
 
 def remedy_of(job: TaperJob) -> str:
-    """What may keep a job like this one from diverging."""
+    """Return the options that may keep such a job from diverging."""
     if job.taper is None:
-        return "take a lower --lr"
+        return "give a lower --lr"
     level = "a higher --level" if job.level_weight else f"--level {LEVEL:g}"
-    return f"take a lower --lr, {level}, or --sites without the norms that --dry-run marks"
+    return f"give a lower --lr, {level}, or --sites without the norms that --dry-run marks"
 
 
 def _attach(model: nn.Module, job: TaperJob) -> Taper | None:
-    """The taper that a job asks for; None for a control, whose norms stay."""
+    """Attach the taper of a job and return it; None for a control."""
     if job.taper is None:
         return None
     return attach(
@@ -108,7 +108,7 @@ def _attach(model: nn.Module, job: TaperJob) -> Taper | None:
 def _salvage(
     run: TaperRun, facts: Mapping[str, Any], model: nn.Module, taper: Taper | None, steps: int, commit: str | None
 ) -> str:
-    """Keep the model before a divergence, and say so: one whose norms are gone already is one to fold."""
+    """Save the model before a divergence, if its gate is 0, and return a line that names the folder."""
     if taper is None or taper.gate.item() > 0:
         return ""
     kept = run.out / LAST_GOOD
@@ -117,4 +117,4 @@ def _salvage(
     shutil.copytree(run.out / "tokenizer", kept / "tokenizer")
     settings = {"job": run.job.model_dump(mode="json"), "steps": steps}
     write_json(kept / STORY, {"base": facts, **settings, "provenance": {"commit": commit}})
-    return f"Its norms were gone by then: `tapernorm export --model {kept} …` exports the last good model"
+    return f"The gate was 0 by then: `tapernorm export --model {kept} …` exports the last good model"

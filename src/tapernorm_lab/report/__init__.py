@@ -1,1 +1,1 @@
-"""From the JSON that runs leave to rows, tables and figures; nothing here imports torch."""
+"""Rows, tables and figures from the JSON files of finished jobs. No module here imports torch."""

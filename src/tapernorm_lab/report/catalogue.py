@@ -1,6 +1,6 @@
-"""Every table and figure by its name: the rows that it is made from, and the job that tells of its run.
+"""The tables and figures by name, each with its rows and the job that describes its run.
 
-Imports nothing heavy: each start of Snakemake and of the command line reads it.
+This module imports nothing heavy, because every start of Snakemake and of the command line imports it.
 """
 
 import re
@@ -16,19 +16,19 @@ from ..config.run import Config
 from ..config.study_runs import StageJob, replaces_norms, stage_job
 
 CLAIMS, TAPERS = "claims", "tapers"
-OWN_STAGE = ""  # in place of a stage of the study: the run's own models
+OWN_STAGE = ""  # no stage of the study: the models of the run itself
 Job = ReportJob | SettingsJob | ClaimsJob | StageJob | OddInputsReportJob
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows that tables and figures are made from.
+    """One kind of rows, from which tables and figures are made.
 
     Attributes:
-        files: below the results of the run; `{stage}` is a stage of the study.
-        job: the class of what tells of the run.
-        cut: that job, of a config and a stage.
-        stages: those that a config has, or `OWN_STAGE`; nothing where its runs have no such rows.
+        files: paths inside the results of the run; `{stage}` is a stage of the study.
+        job: class of the job that describes the run.
+        cut: takes that job from a config, for a stage.
+        stages: the stages of a config that have such rows, or `OWN_STAGE`; empty if a run has no such rows.
     """
 
     files: tuple[str, ...]
@@ -37,7 +37,7 @@ class Source:
     stages: Callable[[Config], Iterable[str]]
 
     def at(self, stage: str = OWN_STAGE) -> tuple[str, ...]:
-        """The files of a stage."""
+        """Return the files of a stage."""
         return tuple(file.format(stage=stage) for file in self.files)
 
 
@@ -68,6 +68,7 @@ SOURCES = {
     "training": _of_paper(*_TRAINING),
     "gpt2": _of_paper(*(f"gpt2_rows/{name}.csv" for name in ("scores", "curves", "removals")), where=lambda c: c.gpt2),
     "decode": _of_paper("bench/decode.json", where=lambda c: c.benched),
+    "int8": _of_paper("rows/int8.csv"),
     "last_token": _of_paper("bench/last_token.json", where=lambda c: c.benched),
     "settings": _of_config(lambda _: True),
     "gpt2_settings": _of_config(lambda c: c.gpt2),
@@ -78,14 +79,18 @@ SOURCES = {
     "odd_inputs": _of_odd_inputs("S3", _own_if(lambda c: c.robustness)),
     "odd_inputs_of_arms": _of_odd_inputs("S3_{stage}", lambda c: c.robustness.stages if c.robustness else ()),
 }
-_DESCRIBED = {"settings": "training", "gpt2_settings": "gpt2"}  # a table of settings is published with these rows alone
-MEASURED = ("training", "gpt2", "decode", "last_token")  # what the claims are judged by
+_DESCRIBED = {
+    "settings": "training",
+    "gpt2_settings": "gpt2",
+}  # a table of settings is published together with these rows
+MEASURED = ("training", "gpt2", "decode", "last_token")  # rows on which the claims are judged
 OWN_FILES = tuple(f"rows/{name}" for name in ("runs.json", "scores.csv", "spread.csv"))
-_TABLES = {  # name, `{stage}` being a stage of the study -> its rows
+_TABLES = {  # name, with `{stage}` for a stage of the study -> source
     "table1": "training",
     "table2": "decode",
     "table2x": "decode",
     "table2v1": "last_token",
+    "table_int8": "int8",
     "table3": "gpt2",
     "table3x": "gpt2",
     "table4": "settings",
@@ -113,11 +118,11 @@ class Product:
     """A table or a figure.
 
     Attributes:
-        pattern: its name, with `{stage}` where there is one for each stage, or for each taper of one's own.
-        source: its rows.
+        pattern: its name, with `{stage}` for a stage of the study or for the label of a taper.
+        source: key of its rows in `SOURCES`, or `TAPERS`.
         stage: the stage, or the label of a taper.
-        needs: files that it is made from, below the results of the run.
-        job: what tells of the run, once it is known.
+        needs: files that it is made from, inside the results of the run.
+        job: the job that describes the run; None until `told_by` sets it.
     """
 
     pattern: str
@@ -140,35 +145,35 @@ class Product:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Of the files that are published of it."""
+        """Suffixes of its published files."""
         if self.is_figure:
             return ("csv", "md", "pdf", "png", "tex")
         return ("csv", "md", "tex")
 
     @property
     def files(self) -> list[tuple[str, str]]:
-        """("results" or "figures", file below that folder of the run) of every file that is published of it."""
+        """Its published files, each as ("results" or "figures", path inside that folder of the run)."""
         root, folder = ("figures", "") if self.is_figure else ("results", "" if self.name == CLAIMS else "tables/")
         return [(root, f"{folder}{self.name}.{kind}") for kind in self.kinds]
 
     def cut(self, config: Config) -> Job:
-        """Its job, of a config."""
+        """Take the job of this product from a config."""
         return SOURCES[self.source].cut(config, self.stage)
 
     def told_by(self, job: Job) -> "Product":
-        """The product with its job.
+        """Return the product with its job.
 
         Raises:
             UserError: the job is of another stage.
         """
         found = job.stage.name if isinstance(job, StageJob) else getattr(job, "stage", None) or OWN_STAGE
         if found != self.stage:
-            raise UserError(f"{self.name} is about {_about(self.stage)}, and --job about {_about(found)}")
+            raise UserError(f"{self.name} needs a --job of {_about(self.stage)}, and this one is of {_about(found)}")
         return replace(self, job=job)
 
 
 def named(name: str, *, figure: bool = False) -> Product:
-    """The table, or the figure, of this name.
+    """Return the table, or the figure, of this name.
 
     Raises:
         UserError: there is none.
@@ -178,16 +183,16 @@ def named(name: str, *, figure: bool = False) -> Product:
         if found := re.fullmatch(pattern.replace("{stage}", "([A-Za-z][A-Za-z0-9]*)"), name):
             stage = found[1] if found.groups() else OWN_STAGE
             return Product(pattern, source, stage, SOURCES[source].at(stage))
-    raise UserError(f"no {'figure' if figure else 'table'} {name!r}; there are {names(figure=figure)}")
+    raise UserError(f"NAME {name!r} is no {'figure' if figure else 'table'}: give one of {names(figure=figure)}")
 
 
 def names(*, figure: bool = False) -> str:
-    """The names of all tables, or of all figures, for a reader."""
+    """Return the names of all tables, or of all figures, as text."""
     return ", ".join(_FIGURES if figure else _TABLES).replace("{stage}", "STAGE")
 
 
 def products_of(config: Config) -> dict[str, Product]:
-    """The tables and figures that a run of this config has, by their names."""
+    """Return name -> table or figure, for all that a run of this config has."""
     found = {}
     for pattern, source in (_TABLES | _FIGURES).items():
         for stage in SOURCES[source].stages(config):
@@ -202,23 +207,23 @@ def _needs(config: Config, source: str, stage: str) -> tuple[str, ...]:
 
 
 def asked_sources(config: Config) -> list[str]:
-    """What a run of this config measures of the paper."""
+    """Return the sources, among those of the claims, that a run of this config measures."""
     return [name for name in MEASURED if SOURCES[name].stages(config)]
 
 
 def entries(config: Config) -> list[Product]:
-    """The tables and figures that are published of a run of this config, each with its job."""
+    """Return the tables and figures to publish of a run of this config, each with its job."""
     found = [product.told_by(product.cut(config)) for product in products_of(config).values()]
     return [replace(one, needs=one.needs or SOURCES[_DESCRIBED[one.source]].files) for one in found]
 
 
 def odd_inputs_files(stage: str | None) -> tuple[str, ...]:
-    """The rows of scores on odd inputs, of the arms of a stage or of the run's own models."""
+    """Return the files of the scores on odd inputs, of the arms of a stage or, with None, of the models of the run."""
     return SOURCES["odd_inputs"].at() if stage is None else SOURCES["odd_inputs_of_arms"].at(stage)
 
 
 def own_entries(labels: Iterable[str]) -> list[Product]:
-    """All that tapers of one's own have, which `tapernorm rows tapers` gathers."""
+    """Return the tables and figures of runs of `tapernorm taper`, by their labels in `tapernorm rows tapers`."""
     made = [Product("scores", TAPERS, OWN_STAGE, OWN_FILES)]
     for label in labels:
         made += [Product(p, TAPERS, label, OWN_FILES) for p in ("norms_{stage}", "figure_spread_{stage}")]
@@ -226,4 +231,4 @@ def own_entries(labels: Iterable[str]) -> list[Product]:
 
 
 def _about(stage: str) -> str:
-    return f"stage {stage}" if stage else "the run's own models"
+    return f"stage {stage}" if stage else "the models of the run itself"

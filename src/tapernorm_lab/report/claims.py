@@ -1,4 +1,4 @@
-"""The paper's claims, one row each: its statement, our measurement, and a verdict by the rule of `verdicts`."""
+"""The claims of the paper, one row each: statement, measurement, and a verdict by the rule of `verdicts`."""
 
 import math
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from .verdicts import RULE, Estimate, Verdict, decisive, judge
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, in our words, and how it is measured.
+    """A statement of the paper, paraphrased, and its measurement.
 
     Attributes:
-        place: in the paper.
-        quantity: what the estimates are, and over what n counts.
-        measure: the estimates, each with its bounds; how the setting is unlike the claim's, and what is missing.
-        digits: how the estimates are printed.
+        place: table, proposition or section of the paper.
+        quantity: the quantity that the estimates measure, and what n counts.
+        measure: returns the estimates with their bounds, how the setting differs from the claim's, and what is missing.
+        digits: format of the estimates.
     """
 
     name: str
@@ -50,7 +50,7 @@ _DYNAMICS = [
     Claim(
         "No radial gradient",
         "Prop. 4.1",
-        "a final norm removes the gradient's component along the pre-logit stream; without it there is one",
+        "a final norm removes the component of the gradient along the pre-logit stream; without a final norm it stays",
         "mean over validation tokens of |<grad_h CE, h>|/(||grad_h CE|| ||h||) of the trained model, in float64. With a"
         f" final norm the largest of the variants must be at most {RADIAL_WITH:g} (eps leaves it above zero). Without"
         f" one the smallest must be at least {RADIAL_WITHOUT:g}. n counts seeds",
@@ -60,7 +60,7 @@ _DYNAMICS = [
     Claim(
         "Logits grow",
         "Prop. 4.2, Figure 1(b)",
-        "with neither final norm nor scale loss, the logits outgrow those of the models that have one",
+        "without final norm and scale loss, the logits grow larger than with either of the two",
         "logit RMS of All-Taper over that of each other variant. Both are geometric means over the last tenth of the"
         " logged steps. The ratio must be above 1. n counts paired seeds",
         evidence.at_the_end(
@@ -70,10 +70,10 @@ _DYNAMICS = [
     Claim(
         "Gradients cluster",
         "Figure 2, section 5.1",
-        "gradient norms cluster by whether the final norm is there",
-        "distance of All-Taper's log gradient norm from the mean of the three variants with a final norm, less the"
-        " range of these. All are means over the last tenth of the logged steps. The difference must be above 0. n"
-        " counts seeds",
+        "gradient norms form two clusters: with and without final norm",
+        "distance of All-Taper's log gradient norm from the mean of the three variants with a final norm, minus the"
+        " range of these three. Each is a mean over the last tenth of the logged steps. The difference must be above 0."
+        " n counts seeds",
         evidence.at_the_end(
             "grad_norm", evidence.clustering, "no width ran Baseline, both Internal-Taper and All-Taper"
         ),
@@ -82,9 +82,9 @@ _DYNAMICS = [
         "The scale loss restores gradients",
         "Prop. 4.3, Figure 2",
         "the fixed-target loss brings the gradient norms back to those of the models with a final norm",
-        "half of All-Taper's distance less All-Taper (+aux)'s. A distance is that of the log gradient norm from the"
-        " mean of the variants with a final norm. All are over the last tenth of the logged steps. The difference must"
-        " be above 0. n counts seeds",
+        "half the distance of All-Taper, minus the distance of All-Taper (+aux). A distance is that of the log gradient"
+        " norm from its mean over the variants with a final norm. Each is a mean over the last tenth of the logged"
+        " steps. The difference must be above 0. n counts seeds",
         evidence.at_the_end(
             "grad_norm", evidence.restoring, "no width ran All-Taper with and without the loss, and a normed variant"
         ),
@@ -92,7 +92,7 @@ _DYNAMICS = [
     Claim(
         "Folding changes nothing",
         "folding, section 5.2",
-        "at g = 0 the norms fold into the linear maps and the model stays the same function",
+        "at g = 0 the norms fold into the linear maps without a change of the model's function",
         "|change of the mean validation loss| in nats/token, the largest over n models. It must be at most"
         f" {FOLD_TOLERANCE:g}, far above float32 rounding",
         evidence.folding,
@@ -116,7 +116,7 @@ _SPEEDS = [
         "Last-token speed, fused",
         "Table 2 of version 1",
         "a forward pass without a cache is 1.13–1.22 times as fast",
-        "as for decoding, of one forward pass over the prompt. The published ratios are second-hand. n counts rounds",
+        "as for decoding, of one forward pass of the prompt. The published ratios are second-hand. n counts rounds",
         evidence.speed("last_token", "forward", "fused", _V1[0], _V1[-1]),
         digits=".3f",
     ),
@@ -125,8 +125,8 @@ _GPT2 = [
     Claim(
         f"GPT-2 loss of {label} (+aux)",
         "Table 3, section 5.3",
-        "fine-tuned, its loss exceeds Vanilla's by no more than FakeLN's does",
-        "gap % to Vanilla, per size and corpus. It must be at most the largest that FakeLN was published with there,"
+        "after fine-tuning, its loss exceeds Vanilla's by no more than FakeLN's does",
+        "gap % to Vanilla, per size and corpus. It must be at most the largest published gap of FakeLN on that corpus,"
         " over the four sizes. n counts paired seeds",
         evidence.gpt2_gaps(method),
     )
@@ -136,7 +136,7 @@ CLAIMS = (*_GAPS, *_DYNAMICS, *_SPEEDS, *_GPT2)
 
 
 def claims_table(found: Mapping[str, Any], job: ClaimsJob) -> Table:
-    """Every claim with its verdict, as a table, of the rows of each source that was measured."""
+    """Return the table of all claims with their verdicts. `found` maps each measured source to its rows."""
     measured = Measured.of(found, job)
     rows = [claim_row(claim, measured, run=job.run) for claim in CLAIMS]
     counts = "; ".join(f"{sum(row['verdict'] == verdict for row in rows)} {verdict}" for verdict in Verdict)
@@ -154,18 +154,18 @@ def claims_table(found: Mapping[str, Any], job: ClaimsJob) -> Table:
         notes=[
             RULE,
             "In brackets: 95 % t intervals over paired seeds. Those of decoding are 95 % bootstrap intervals over"
-            " rounds. Folding is judged by the model that it moved most.",
+            " rounds. Folding is judged by the model whose loss it changed most.",
             *(f"{claim.name}: {claim.quantity}." for claim in CLAIMS),
-            f"Statements are ours, of what {published.TABLE1_SHORT} (arXiv 2602.10408v2) say. Prop. 4.1 and folding are"
-            " about any model: they are judged at any scale, for that scale alone. The others are judged at"
-            " theirs only.",
+            f"The statements paraphrase {published.TABLE1_SHORT} (arXiv 2602.10408v2). Prop. 4.1 and folding are claims"
+            " about any model. A run judges them for its own scale. The other claims are judged only at the scale of"
+            " the paper.",
         ],
     )
     return spec.table([{key: row[key] for key in row if key != "estimates"} for row in rows], job)
 
 
 def claim_row(claim: Claim, measured: Measured, *, run: str) -> Row:
-    """One claim: its verdict, the estimate that decides it, and all of them in words."""
+    """Return the row of one claim: verdict, decisive estimate, and all estimates as text."""
     estimates, unlike, missing = claim.measure(measured)
     verdict, reason = judge(estimates, unlike=unlike, missing=missing)
     worst = decisive(estimates) or Estimate("", math.nan, math.nan, math.nan, 0)

@@ -1,4 +1,4 @@
-"""How the tables of a computed run compare with the published ones: by printed digits, and speeds by their ratios."""
+"""The comparison of two tables: values by their printed digits, speeds by their ratios."""
 
 import math
 import re
@@ -9,28 +9,28 @@ from .table import ABSENT, Table
 
 _NUMBER = re.compile(r"[-−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _INTERVAL = re.compile(r"\[([^,\]]+), ([^,\]]+)\]")
-_FEW = 5  # differences that are shown of each table
+_FEW = 5  # differences listed per table
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A printed cell, or one ratio of speeds, on both sides."""
+    """A printed cell that differs between two tables."""
 
     row: str
     column: str
     here: str
     published: str
-    change: float  # of the cell's first number; NaN where it is not a number on both sides
+    change: float  # of the first number in the cell; NaN if either side has no number
 
 
 @dataclass
 class Comparison:
-    """What a table has in common with the published one of its name."""
+    """How a table compares with the published table of its name."""
 
     name: str
-    values: int = 0  # printed on both sides, ratios of speeds apart
+    values: int = 0  # printed on both sides, without ratios of speeds
     differing: list[Difference] = field(default_factory=list)
-    equal: int = 0  # of the values
+    equal: int = 0  # values with the same digits
     inside: int = 0  # ratios of speeds within the published interval
     outside: list[Difference] = field(default_factory=list)  # the other ratios
     only_here: list[str] = field(default_factory=list)  # rows and columns
@@ -38,13 +38,13 @@ class Comparison:
 
 
 def compare(here: Table, published: Table, columns: Sequence[str] | None = None) -> Comparison:
-    """Compare two tables cell by cell; others' numbers at their foot are left out.
+    """Compare two tables cell by cell, without the rows of other publications at the foot.
 
-    Speeds as such are not compared: no two machines share them. A ratio of speeds counts as inside where the published
-    interval holds it; one that was published without an interval is left out.
+    Speeds are not compared, because they differ between machines. A ratio of speeds counts as inside if the published
+    interval contains it. A ratio published without an interval is left out.
 
     Args:
-        columns: compare these alone; None: all that both tables have.
+        columns: compare only these; None: all that both tables have.
     """
     made = Comparison(here.name)
     keys = max(_key_columns(here), _key_columns(published))
@@ -95,7 +95,7 @@ def _headers(table: Table) -> list[str]:
 
 
 def _filled(table: Table) -> list[list[str]]:
-    """The rows, what stands once for several of them repeated."""
+    """Return the rows with every empty cell filled from the row above."""
     rows: list[list[str]] = []
     for row in table.rows:
         above = rows[-1] if rows else row
@@ -104,14 +104,14 @@ def _filled(table: Table) -> list[list[str]]:
 
 
 def _key_columns(table: Table) -> int:
-    """How many columns from the left tell all rows apart."""
+    """Return the least number of leading columns that distinguishes all rows."""
     rows = _filled(table)
     counts = range(1, len(table.columns))
     return next((n for n in counts if len({tuple(row[:n]) for row in rows}) == len(rows)), len(table.columns))
 
 
 def _cells(table: Table, keys: int) -> dict[str, dict[str, str]]:
-    """Row -> column -> printed cell."""
+    """Return row -> column -> printed cell."""
     headers = _headers(table)
     return {
         ", ".join(_named(header, cell) for header, cell in zip(headers[:keys], filled[:keys], strict=True)): dict(
@@ -126,7 +126,7 @@ def _named(header: str, cell: str) -> str:
 
 
 def lines(made: Comparison, *, every: bool = False) -> Iterator[str]:
-    """A comparison in words: a line, then what differs, at most a few unless `every`."""
+    """Yield the lines of a comparison: the counts, then the differences, with `every` all of them."""
     counts = []
     if made.values:
         counts.append(f"{made.equal} of {made.values} values equal the published ones to the printed digit")
@@ -147,7 +147,7 @@ def lines(made: Comparison, *, every: bool = False) -> Iterator[str]:
 
 
 def _size(one: Difference) -> float:
-    """A change relative to the published number; what is no number on one side comes first."""
+    """Return the change relative to the published number; infinite if either side has no number."""
     published = _NUMBER.findall(one.published)
     return math.inf if math.isnan(one.change) else abs(one.change) / (abs(_number(published[0])) or 1.0)
 

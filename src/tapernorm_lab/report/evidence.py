@@ -1,4 +1,4 @@
-"""From the rows of a run to the estimates that the paper's claims are judged by."""
+"""The estimates on which the claims of the paper are judged, from the rows of a run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +20,21 @@ from .frames.gpt2_summary import published_gap, table3_rows
 from .tables.table2_decoding import NAIVE
 from .verdicts import Estimate
 
-NORMED = tuple(variant.name for variant in PAPER_VARIANTS if not variant.final)  # they keep the final norm
+NORMED = tuple(variant.name for variant in PAPER_VARIANTS if not variant.final)  # variants that keep the final norm
 NORMLESS = tuple(variant.name for variant in PAPER_VARIANTS if variant.final)
-ANCHORED = tuple(v.name for v in PAPER_VARIANTS if v.anchored or not v.final)  # by the final norm or by the scale loss
-LATE = 0.1  # of the logged steps: the end of training, where the gate is nearly shut
+ANCHORED = tuple(v.name for v in PAPER_VARIANTS if v.anchored or not v.final)  # variants with final norm or scale loss
+LATE = 0.1  # last share of the logged steps, in which the gate is nearly 0
 FOLD_TOLERANCE = 1e-4  # nats/token: a hundredth of the smallest gap that the paper reports of a loss near 1.5
 RADIAL_WITH, RADIAL_WITHOUT = 1e-4, 1e-2  # |cos| between gradient and stream; a random direction has about d^-1/2
-_JUDGED = ("owt", "pile_filtered")  # of the whole Pile, three rows decide the published mean of one size
+_JUDGED = ("owt", "pile_filtered")  # not the whole Pile, where three rows dominate the published mean of one size
 
-Found = tuple[list[Estimate], str, str]  # estimates, how the setting is unlike the claim's, what is missing
+Found = tuple[list[Estimate], str, str]  # estimates, how the setting differs from the claim's, what is missing
 Late = Mapping[str, NDArray[np.float64]]  # variant -> mean log at the end of training, per seed
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All that a run may have measured; None is what it did not."""
+    """The rows that a run measured; None for those that it did not."""
 
     results: pd.DataFrame
     curves: pd.DataFrame
@@ -45,41 +45,43 @@ class Measured:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], job: ClaimsJob) -> "Measured":
-        """What was measured, from the rows of each source."""
+        """Collect the rows of each measured source."""
         (results, curves), gpt2 = found["training"], found.get("gpt2")
         rows = None if gpt2 is None else table3_rows(gpt2.scores, run=job.run)
         return cls(results, curves, job.text, found.get("decode"), found.get("last_token"), rows)
 
     @property
     def unlike_pretraining(self) -> str:
-        """How the runs differ from those of Table 1 in text, shape or batch; empty where they do not."""
+        """How the runs differ from those of Table 1 in text, shape or batch; empty if they do not."""
         theirs = published.TABLE1_SHAPE
         ours = {name: sorted(set(self.results[name])) for name in theirs}
         different = [
-            f"{name} {', '.join(map(str, ours[name]))} for {theirs[name]}"
+            f"{name} {', '.join(map(str, ours[name]))} instead of {theirs[name]}"
             for name in theirs
             if ours[name] != [theirs[name]]
         ]
-        different += [f"text {self.text} for {published.TABLE1_TEXT}"] if self.text != published.TABLE1_TEXT else []
-        return f"the claim is about other runs: here {', '.join(different)}" if different else ""
+        different += (
+            [f"text {self.text} instead of {published.TABLE1_TEXT}"] if self.text != published.TABLE1_TEXT else []
+        )
+        return f"the setting is not the claim's: {', '.join(different)}" if different else ""
 
 
 Measure = Callable[[Measured], Found]
 
 
 def over_seeds(at: str, values: ArrayLike, least: float = -math.inf, most: float = math.inf) -> Estimate:
-    """Mean and 95 % t interval of one value per seed."""
+    """Estimate the mean of one value per seed, with its 95 % t interval."""
     return Estimate(at, *stats.mean_interval(values), np.size(values), least, most)
 
 
 def over_models(at: str, values: ArrayLike, most: float) -> Estimate:
-    """The largest value over models: an identity must hold for each of them, so that it has no interval of its own."""
+    """Estimate the largest value over models, without an interval: an identity must hold for every model."""
     largest = float(np.max(np.asarray(values, dtype=np.float64)))
     return Estimate(at, largest, largest, largest, np.size(values), most=most)
 
 
 def loss_gaps(variant: str) -> Measure:
-    """Table 1: relative gap to Baseline in percent, paired by seed, per width that ran both; the published range."""
+    """Measure the gaps of Table 1: to Baseline in percent, paired by seed, per width; bounds: the published range."""
     theirs = published.TABLE1_GAP_PERCENT[variant]
     pair = {"gap": Against(lambda _: {"variant": "baseline"})}
 
@@ -99,7 +101,7 @@ def loss_gaps(variant: str) -> Measure:
 
 
 def radial_shares(measured: Measured) -> Found:
-    """Per width, each seed's largest share of the variants with a final norm, and the smallest of those without."""
+    """Measure the radial shares per width: each seed's largest with a final norm, and its smallest without."""
     estimates, missing = [], []
     for d, width in measured.results.groupby("d_model"):
         normed, normless = _shares(width, NORMED, np.max), _shares(width, NORMLESS, np.min)
@@ -112,13 +114,13 @@ def radial_shares(measured: Measured) -> Found:
 
 
 def _shares(width: pd.DataFrame, variants: Sequence[str], pick: Callable[[ArrayLike], Any]) -> list[float]:
-    """One of the radial shares of some variants, seed by seed."""
+    """Return one radial share per seed, which `pick` takes from those of some variants."""
     some = width[width["variant"].isin(variants)]
     return [float(pick(group.to_numpy())) for _, group in some.groupby("seed")["radial_share"]]
 
 
 def late_logs(curves: pd.DataFrame, metric: str) -> dict[int, Late]:
-    """Width -> variant -> the mean log of `metric` at the end of training, per seed, over the seeds that all have."""
+    """Return width -> variant -> mean log of `metric` at the end of training, for each seed that all variants have."""
     found = {}
     for d, width in curves.dropna(subset=[metric]).groupby("d_model"):
         steps = sorted(set(width["step"]))
@@ -129,7 +131,7 @@ def late_logs(curves: pd.DataFrame, metric: str) -> dict[int, Late]:
 
 
 def at_the_end(metric: str, estimates: Callable[[str, Late], Sequence[Estimate]], missing: str) -> Measure:
-    """Estimates of the end of training, width by width; `missing` says what no width ran."""
+    """Measure `metric` at the end of training, per width. `missing` is the reason if no width has an estimate."""
 
     def measure(measured: Measured) -> Found:
         late = late_logs(measured.curves, metric).items()
@@ -140,7 +142,7 @@ def at_the_end(metric: str, estimates: Callable[[str, Late], Sequence[Estimate]]
 
 
 def growth_of_logits(at: str, late: Late) -> Sequence[Estimate]:
-    """Logit RMS of the model without any anchor over that of each with the norm or the loss: geometric means."""
+    """Estimate the ratio of All-Taper's logit RMS to that of each variant with final norm or scale loss."""
     anchored = [variant for variant in ANCHORED if {"all", variant} <= set(late)]
     ratios = {v: np.exp(late["all"] - late[v]) for v in anchored}  # seed by seed
     logs = [over_seeds(f"to {VARIANT_LABELS[v]}, {at}", np.log(ratio)) for v, ratio in ratios.items()]
@@ -148,7 +150,7 @@ def growth_of_logits(at: str, late: Late) -> Sequence[Estimate]:
 
 
 def clustering(at: str, late: Late) -> Sequence[Estimate]:
-    """How much farther All-Taper's log gradient norm is from the normed variants than these are apart."""
+    """Estimate the distance of All-Taper's log gradient norm from the normed variants, minus their range."""
     if not {*NORMED, "all"} <= set(late):
         return []
     normed = np.array([late[v] for v in NORMED])
@@ -156,7 +158,7 @@ def clustering(at: str, late: Late) -> Sequence[Estimate]:
 
 
 def restoring(at: str, late: Late) -> Sequence[Estimate]:
-    """By how much the scale loss takes more than half of All-Taper's log distance to the normed variants away."""
+    """Estimate half the log distance of All-Taper to the normed variants, minus that of All-Taper (+aux)."""
     normed = [late[v] for v in NORMED if v in late]
     if not normed or not {"all", "all_aux"} <= set(late):
         return []
@@ -165,7 +167,7 @@ def restoring(at: str, late: Late) -> Sequence[Estimate]:
 
 
 def folding(measured: Measured) -> Found:
-    """By how much folding moved the validation loss, over all models."""
+    """Measure the largest change of the validation loss by folding, over all models."""
     folded = measured.results.dropna(subset=["valid_ce_gated"])
     moved = {form: (folded[f"valid_ce_{form}"] - folded["valid_ce_gated"]).abs() for form in ("unfused", "fused")}
     moved["GPT-2, fused"] = pd.Series([abs(r["folded_minus_gated"]) for r in measured.gpt2 or () if r["n_folded"]])
@@ -173,7 +175,7 @@ def folding(measured: Measured) -> Found:
 
 
 def speed(bench: str, phase: str, arm: str, least: float, most: float) -> Measure:
-    """Speed relative to the several-op Baseline in eager mode, one estimate per batch and prompt."""
+    """Measure the speed relative to the several-op Baseline in eager mode, per batch and prompt."""
 
     def measure(measured: Measured) -> Found:
         timed: Bench | None = getattr(measured, bench)
@@ -192,17 +194,19 @@ def speed(bench: str, phase: str, arm: str, least: float, most: float) -> Measur
             for row in timed.where(phase=phase, mode="eager", arm=arm)
         ]
         facts, theirs = timed.facts, published.TABLE2_MODEL
-        different = [f"{name} {facts[name]} for {theirs[name]}" for name in theirs if facts[name] != theirs[name]]
+        different = [
+            f"{name} {facts[name]} instead of {theirs[name]}" for name in theirs if facts[name] != theirs[name]
+        ]
         if published.TABLE2_DEVICE not in facts["device"]:
-            different.append(f"device {facts['device']} for an {published.TABLE2_DEVICE}")
-        unlike = f"the claim is about another setting: here {', '.join(different)}" if different else ""
+            different.append(f"device {facts['device']} instead of {published.TABLE2_DEVICE}")
+        unlike = f"the setting is not the claim's: {', '.join(different)}" if different else ""
         return estimates, unlike, "" if estimates else "eager mode was not measured"
 
     return measure
 
 
 def gpt2_gaps(method: str) -> Measure:
-    """Gap to Vanilla of one method per size and corpus, bounded by the largest that FakeLN was published with."""
+    """Measure the gap of one method to Vanilla, per size and corpus; bound: the largest published gap of FakeLN."""
 
     def measure(measured: Measured) -> Found:
         mine = [row for row in measured.gpt2 or () if row["method"] == method and row["column"] in _JUDGED]
@@ -233,4 +237,4 @@ def _unlike_gpt2(rows: Sequence[Row]) -> str:
     different += [f"{label} for {name}" for label, name in theirs.items() if not label.startswith(name)]
     sizes = sorted({row["size"] for row in rows} - set(published.TABLE3))
     different += [f"sizes {', '.join(sizes)}"] if sizes else []
-    return f"the claim is about other models and texts: here {'; '.join(different)}" if different else ""
+    return f"models and texts are not the claim's: {'; '.join(different)}" if different else ""

@@ -1,4 +1,4 @@
-"""A table, or a figure, as a page of HTML that needs nothing but itself, to be read in a browser."""
+"""A table or a figure as a self-contained HTML page."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ from tapernorm.util.atomic_files import write_text
 
 from .table import ABSENT, Column, Table
 
-# Every rule names the class: Snakemake's report shows pages also as parts of its first page, in a list that it centres,
-# so that the top of a long one is out of reach; and beside its graph of rules, in a column too narrow for them.
+# Every rule names the class, because Snakemake's report also embeds the pages in its own. It centres them in a list,
+# which hides the top of a long page, and repeats them beside its graph of rules, in a column that is too narrow.
 _STYLE = """
 .tapernorm { padding: 1.5em; font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
 ul .tapernorm { width: 68em; }
@@ -30,7 +30,7 @@ ul .tapernorm { width: 68em; }
 .tapernorm code { font-family: ui-monospace, monospace; white-space: pre-wrap; }
 .tapernorm li { max-width: 70em; }
 """
-_WIDE = 48  # characters, from which on a column's cells are broken into lines
+_WIDE = 48  # characters of a cell above which a column wraps
 
 
 def write(table: Table, folder: Path) -> None:
@@ -39,7 +39,7 @@ def write(table: Table, folder: Path) -> None:
 
 
 def write_figure(caption: str, stem: Path) -> None:
-    """Write `stem`.html: the picture `stem`.png, which the page holds, above its caption."""
+    """Write `stem`.html: the picture `stem`.png, embedded, above its caption."""
     picture = b64encode(stem.with_suffix(".png").read_bytes()).decode()
     lines = [f'<img alt="{escape(stem.name)}" src="data:image/png;base64,{picture}">', f"<p>{escape(caption)}</p>"]
     write_text(stem.with_suffix(".html"), _document(stem.name, lines))
@@ -52,7 +52,7 @@ def _document(title: str, lines: Iterable[str]) -> str:
 
 
 def page(table: Table) -> str:
-    """The table between its caption and its notes, with others' numbers set apart."""
+    """Return the page of a table: caption, table and notes, with the rows of other publications set apart."""
     rows = [*table.rows, *table.published]
     classes = [_class_of(column, [row[i] for row in rows]) for i, column in enumerate(table.columns)]
     lines = [

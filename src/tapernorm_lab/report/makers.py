@@ -1,4 +1,4 @@
-"""What reads the rows of each source, and what makes each table and figure of them."""
+"""The functions that read the rows of each source, and those that make each table and figure from them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,10 +16,11 @@ from .figures.odd_inputs import FIGURE_S3
 from .figures.pretraining import FIGURE1A, FIGURE1B, FIGURE2
 from .figures.study_stages import draw_stage
 from .figures.token_scales import FIGURE_SPREAD
-from .frames import decoding, gpt2, inference_graph, odd_inputs, own_models, pretraining, study_stages
+from .frames import decoding, gpt2, inference_graph, int8, odd_inputs, own_models, pretraining, study_stages
 from .read_json import stored
 from .table import Table
 from .tables import inference_graph as graph_table
+from .tables import int8 as int8_tables
 from .tables import odd_inputs as odd_tables
 from .tables import own_models as own_tables
 from .tables import study_stages as stage_tables
@@ -34,7 +35,7 @@ def _read_stage(files: Sequence[Path], job: StageJob) -> pd.DataFrame:
 
 
 def _read_graphs(files: Sequence[Path], job: StageJob) -> Any:
-    """What the arms leave to run, and the benchmark beside it, if there is one."""
+    """Read the inference graphs of the arms and, if it exists, the benchmark of the replacements."""
     timed = decoding.read(files[1], kind=decoding.REPLACEMENTS) if files[1].is_file() else None
     return inference_graph.read(files[0], job), timed
 
@@ -45,11 +46,12 @@ def _read_odd_inputs(files: Sequence[Path], job: Any) -> odd_inputs.RobustnessRo
     return rows
 
 
-READERS: dict[str, Callable[[Sequence[Path], Any], Any]] = {  # source -> its rows, from its files and the job
+READERS: dict[str, Callable[[Sequence[Path], Any], Any]] = {  # source -> reads its rows; takes its files and the job
     "training": lambda files, job: pretraining.read(files[0].parent, run=job.run),
     "gpt2": lambda files, job: gpt2.read(files[0].parent, run=job.run),
     "decode": lambda files, _: decoding.read(files[0]),
     "last_token": lambda files, _: decoding.read(files[0], kind=decoding.LAST_TOKEN),
+    "int8": lambda files, job: int8.read(files[0], run=job.run),
     "settings": lambda *_: None,
     "gpt2_settings": lambda *_: None,
     "stage": _read_stage,
@@ -61,11 +63,12 @@ READERS: dict[str, Callable[[Sequence[Path], Any], Any]] = {  # source -> its ro
 }
 
 
-MAKERS: dict[str, Callable[[Any, Any], Table | Drawing]] = {  # name -> it, from its rows and the job, or own label
+MAKERS: dict[str, Callable[[Any, Any], Table | Drawing]] = {  # name -> takes the rows, and the job or the label
     "table1": pretraining_table.table1,
     "table2": decode_tables.table2,
     "table2x": decode_tables.table2x,
     "table2v1": decode_tables.table2v1,
+    "table_int8": int8_tables.int8_table,
     "table3": gpt2_tables.table3,
     "table3x": gpt2_tables.table3x,
     "table4": settings_tables.table4,
@@ -90,14 +93,14 @@ MAKERS: dict[str, Callable[[Any, Any], Table | Drawing]] = {  # name -> it, from
 
 
 class Rows:
-    """The rows below the results of a run, each source read once."""
+    """The rows in the results of a run. Each source is read once."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
         self._known: dict[tuple[str, str], Any] = {}
 
     def of(self, product: Product) -> Any:
-        """The rows that a table or figure is made from; those of the claims by their source.
+        """Return the rows of a table or figure; for the claims, source -> rows.
 
         Raises:
             UserError: a file is missing or damaged, or the rows are of another run.
@@ -113,17 +116,17 @@ class Rows:
         return self._known[source, stage]
 
     def _has(self, source: str) -> bool:
-        """Whether the run has these rows; those of its training it must have."""
+        """Whether the run has these rows. Those of the training are required, so that their absence is an error."""
         return source == "training" or all(stored(self.results / file).is_file() for file in SOURCES[source].files)
 
 
 def make(product: Product, found: Rows) -> Table | Drawing:
-    """The table, or the figure with what it draws and its caption."""
+    """Make a table, or a figure with its data and its caption."""
     return MAKERS[product.pattern](found.of(product), product.job or product.stage)
 
 
 def write(product: Product, found: Rows, results: Path, drawings: Path) -> None:
-    """Make the published files of a table or figure, below the results and the figures of the run."""
+    """Make a table or figure, and write its published files into the results or the figures of the run."""
     made = make(product, found)
     if isinstance(made, Table):
         table.write(made, results if product.name == CLAIMS else results / "tables", product.kinds)

@@ -1,4 +1,4 @@
-"""What a run can hold and publish: parts, each some rows with the results behind them, and what is made of the rows."""
+"""The contents of a run: parts, each of rows and the results behind them, and the tables and figures of these rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from ..config.run import Config
 from ..config.study_runs import replaces_norms, stage_job
 from . import provenance as origin
 from .catalogue import OWN_FILES, OWN_STAGE, SOURCES, Product, asked_sources, entries, own_entries
-from .frames import decoding, gpt2, own_models, pretraining
+from .frames import decoding, gpt2, int8, own_models, pretraining
 from .makers import READERS
 from .read_json import read_document, stored, value_at
 
-CONFIG = "config.json"  # of a published run, beside its rows
-BENCH = "bench"  # the folder of `make bench`, which is no run of a config
+CONFIG = "config.json"  # config of a published run
+BENCH = "bench"  # run of `make bench`, which has no config
 _BENCH_FILES = ("bench.json", "samples.json", "provenance.json")
-_RIVALS = "rivals.json"  # of `make bench-rivals`, beside them
+_RIVALS = "rivals.json"  # of `make bench-rivals`, in the same folder
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Part:
     """Rows that are published together.
 
     Attributes:
-        files: of the rows, below the results of the run.
-        origins: a row of provenance for each result behind them, from the folder of the results.
-        require: raises UserError where the rows below a folder are of other jobs than the config's.
+        files: paths of the rows inside the results of the run.
+        origins: takes the results folder; returns a row of provenance for each result behind the rows.
+        require: takes a results folder; raises UserError if its rows are of other jobs than the config's.
     """
 
     name: str
@@ -43,22 +43,22 @@ class Part:
     require: Callable[[Path], None]
 
     def is_in(self, results: Path) -> bool:
-        """Whether the rows are there.
+        """Whether a results folder has these rows.
 
         Raises:
-            UserError: some of their files are there and some are not.
+            UserError: it has only some of their files.
         """
         missing = [file for file in self.files if not stored(results / file).is_file()]
         if missing and len(missing) < len(self.files):
             raise UserError(
-                f"{results} holds a part of the rows {self.name} and lacks {', '.join(missing)}: compute them again"
+                f"{results} lacks {', '.join(missing)} of the rows {self.name}: gather them again with `tapernorm rows`"
             )
         return not missing
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The parts that a run can have, and the tables and figures that are made of them."""
+    """The parts that a run can have, and the tables and figures made from them."""
 
     run: str
     parts: Sequence[Part]
@@ -67,10 +67,10 @@ class Contents:
 
 
 def contents_of(results: Path) -> Contents:
-    """What the results of a published run can hold.
+    """Return the contents of a published run.
 
     Raises:
-        UserError: there is no published run.
+        UserError: the folder holds no published run.
     """
     if any((results / file).is_file() for file in (_BENCH_FILES[0], _RIVALS)):
         return bench_contents()
@@ -78,11 +78,11 @@ def contents_of(results: Path) -> Contents:
         return own_contents(results)
     if (results / CONFIG).is_file():
         return config_contents(parse(Config, read_json(results / CONFIG), str(results / CONFIG)))
-    raise UserError(f"{results} holds no published run: `make publish RUN={results.name}` publishes what was computed")
+    raise UserError(f"{results} holds no published run: publish a computed run with `make publish RUN={results.name}`")
 
 
 def bench_contents() -> Contents:
-    """The figures of `make bench` and the comparisons of `make bench-rivals`."""
+    """Return the contents of the run of `make bench` and `make bench-rivals`."""
 
     def origins(results: Path) -> list[origin.Row]:
         told = read_json(results / "provenance.json")
@@ -97,7 +97,7 @@ def bench_contents() -> Contents:
 
 
 def own_contents(results: Path) -> Contents:
-    """Tapers of one's own, as `tapernorm rows tapers` gathered them."""
+    """Return the contents of a run that `tapernorm rows tapers` gathered."""
     known = own_models.read(results / own_models.FOLDER)
 
     def origins(results: Path) -> list[origin.Row]:
@@ -113,21 +113,30 @@ def own_contents(results: Path) -> Contents:
 
 
 def config_contents(config: Config) -> Contents:
-    """A run of the workflow."""
+    """Return the contents of a run of the workflow."""
     made = {"training": _training, "gpt2": _gpt2, "decode": _benched, "last_token": _benched}
     of_paper = [made[source](config, source) for source in asked_sources(config)]
-    return Contents(config.run, [*of_paper, *_study(config), *_trials(config)], entries(config), config)
+    return Contents(config.run, [*of_paper, _int8(config), *_study(config), *_trials(config)], entries(config), config)
 
 
 def _training(config: Config, source: str) -> Part:
+    return _of_cells(config, source, lambda results: pretraining.read(results / "rows")[0])
+
+
+def _int8(config: Config) -> Part:
+    (file,) = SOURCES["int8"].files
+    return _of_cells(config, "int8", lambda results: int8.read(results / file))
+
+
+def _of_cells(config: Config, source: str, read: Callable[[Path], pd.DataFrame]) -> Part:
+    """Rows with one for each model of the run's own."""
     cells = config.pretrain_cells()
     places = [f"pretrain/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells]
     places += [f"fold/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells if variant.tapers]
 
     def require(results: Path) -> None:
-        found = pretraining.read(results / "rows")[0]
         wanted = {(str(v), *cell): digest(canonical_json(config.pretrain_job(v, *cell))) for v, *cell in cells}
-        _require_jobs(found.to_dict("records"), pretraining.JOB, wanted)
+        _require_jobs(read(results).to_dict("records"), pretraining.JOB, wanted)
 
     return Part(source, SOURCES[source].files, partial(origin.collect_below, places), require)
 
@@ -161,7 +170,9 @@ def _require_bench(config: Config, file: str, results: Path) -> None:
     document = read_document(results / file, decoding.DECODE, decoding.LAST_TOKEN, decoding.REPLACEMENTS)
     found = value_at(document, "provenance.config_hash", results / file)
     if found != digest(config.bench_job().model_dump(mode="json")):
-        raise UserError(f"{file} was measured with other settings than the config's section bench: measure again")
+        raise UserError(
+            f"{results / file} was measured with other settings than the bench section of the config: measure again"
+        )
 
 
 def _study(config: Config) -> Iterable[Part]:
@@ -187,7 +198,7 @@ def _trials(config: Config) -> Iterable[Part]:
 def _read_by_job(
     name: str, source: str, stage: str, job: Any, places: Sequence[str], also: Callable[[Path], None] = lambda _: None
 ) -> Part:
-    """Rows whose reader compares them with the job."""
+    """Return a part whose reader compares the rows with the job."""
     files = SOURCES[source].at(stage)
 
     def require(results: Path) -> None:
@@ -198,8 +209,10 @@ def _read_by_job(
 
 
 def _require_jobs(found: Sequence[Mapping[Any, Any]], keys: Sequence[str], wanted: Mapping[Any, str]) -> None:
-    """Refuse rows of other jobs than the wanted: (key, ...) -> hash of the job."""
+    """Refuse rows of other jobs than `wanted`, which maps (key, ...) to the hash of the job."""
     hashes = {(tuple(row[key] for key in keys), row["config_hash"]) for row in found}
     if differing := sorted({" ".join(map(str, key)) for key, _ in hashes.symmetric_difference(wanted.items())}):
         shown = ", ".join(differing[:3]) + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
-        raise UserError(f"the rows and the config differ in the jobs of {shown}: compute what the config asks for")
+        raise UserError(
+            f"the rows are of other jobs than the config's, at {shown}: run the workflow with this config again"
+        )

@@ -1,4 +1,4 @@
-"""Which runs a table rests on: a row per result file, and in words where their code, config or versions differ."""
+"""The provenance of a table: a row per result file, and notes where code, config or versions differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,20 +24,20 @@ Row = dict[str, Any]
 
 
 def collect(paths: Iterable[Path]) -> list[Row]:
-    """One row per result file, in the order given; `versions` holds only the packages in which the files differ.
+    """Return one row per result file, in the order given. `versions` holds only the packages in which the files differ.
 
     Raises:
         UserError: no file, or one is missing, damaged, or of a kind or schema that this version does not read.
     """
     documents = [(Path(path), read_document(Path(path), *KINDS)) for path in paths]
     if not documents:
-        raise UserError("no result was given: name at least one, such as results/RUN/pretrain/*/*/*/result.json")
+        raise UserError("no RESULT is given: give at least one, such as results/RUN/pretrain/*/*/*/result.json")
     differing = _differing([_versions(document, path) for path, document in documents])
     return [_row(path, document, differing) for path, document in documents]
 
 
 def collect_below(places: Iterable[str], results: Path) -> list[Row]:
-    """One row per result file at these places below `results`, where `file` says the place; with all versions.
+    """Return one row per result file at these places inside `results`, with all versions. Its `file` is the place.
 
     Raises:
         UserError: as `collect`.
@@ -46,13 +46,13 @@ def collect_below(places: Iterable[str], results: Path) -> list[Row]:
 
 
 def row(name: str, document: Row) -> Row:
-    """The row of one result, called `name`; `versions` holds all of its packages."""
+    """Return the row of one result, with `name` as its file. `versions` holds all of its packages."""
     path = Path(name)
     return _row(path, document, list(_versions(document, path)))
 
 
 def provenance_table(rows: Sequence[Row], *, run: str) -> Table:
-    """The rows as a table."""
+    """Return the rows as a table."""
     jobs = [row for row in rows if row["train_time_s"] is not None]
     hours = sum(row["train_time_s"] for row in jobs) / 3600
     commits = {row["commit"] for row in rows}
@@ -99,7 +99,7 @@ def _row(path: Path, document: Row, differing: Sequence[str]) -> Row:
 
 
 def _job(document: Row) -> str:
-    """What the job was of, in a word or three."""
+    """Name the job by variant, method, size and width, as far as it has them."""
     within = {"evaluate": "model", "arm": "pretrain"}.get(document["kind"])
     job = document.get("job", {})
     job = job.get(within, {}) if within else job
@@ -109,7 +109,7 @@ def _job(document: Row) -> str:
 
 
 def _tokens(document: Row) -> int | None:
-    """Tokens trained on; of a job that trained nothing, those that it scored or decoded, each form or arm anew."""
+    """Count the tokens of the training; without one, those scored or decoded, summed over forms or arms."""
     if (trained := _value(document, "train_tokens")) is not None:
         return trained
     if "corpora" in document:
@@ -126,37 +126,45 @@ def _value(document: Row, name: str) -> Any:
 def _versions(document: Row, path: Path) -> dict[str, str]:
     facts = value_at(document, "provenance", path)
     own = {name: facts[name] for name in ("tapernorm", "python", "kernels") if name in facts}
+    own |= {"linear": facts["hardware"]["linear"]} if "linear" in facts.get("hardware", {}) else {}
     return own | facts.get("packages", {})
 
 
 def _differing(versions: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names that not all of these have, or not with the same version."""
+    """Return the packages that are missing somewhere, or whose versions differ."""
     names = dict.fromkeys(name for some in versions for name in some)
     return [name for name in names if len({some.get(name) for some in versions}) > 1]
 
 
+def linear_kernel(document: Row) -> str:
+    """The kernel of the linear maps of a training; results that name none were made by PyTorch's default."""
+    return document["provenance"].get("hardware", {}).get("linear", "aten")
+
+
 def same_or_not(what: str, found: Iterable[Any]) -> str:
-    """'PyTorch 2.13.0', or that the runs behind a table differ in it and in what."""
+    """Return 'PyTorch 2.13.0', or a list of the versions if the runs behind a table differ."""
     names = sorted({str(name) for name in found})
     several = f", not all the same ({len(names)})" if len(names) > 1 else ""
     return f"{what}{several}: {', '.join(names)}" if several else f"{what} {', '.join(names)}"
 
 
 def device_and_code(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """The note on where the numbers of a table come from."""
+    """Return the note on device, PyTorch and code behind a table."""
     commits = short_commits(jobs)
     several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
     devices = ", ".join(sorted({job["device"] for job in jobs}))
     torch = same_or_not("PyTorch", (job["torch"] for job in jobs))
-    return f"Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
+    kernels = {kernel for job in jobs if isinstance(kernel := job.get("linear"), str)}  # of trainings
+    linear = f" {same_or_not('Kernel of linear maps', kernels)}." if kernels - {"aten"} else ""
+    return f"Device {devices}. {torch}.{linear} Code commit{several}: {', '.join(commits)}."
 
 
 def of_several_codes(commits: Sequence[str]) -> str:
-    """What a caption says where not all of its numbers come from the same code; empty where they do."""
+    """Return the sentence of a caption whose numbers come from different code; empty for one commit."""
     return " Built from runs of different code: see the notes." if len(commits) > 1 else ""
 
 
 def short_commits(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Short code commits behind some jobs, `+dirty` kept; 'unknown' for code outside git."""
+    """Return the short code commits behind some jobs, with `+dirty`; 'unknown' for code outside git."""
     names = {job["commit"] if isinstance(job["commit"], str) else "unknown" for job in jobs}
     return sorted({name[:12] + ("+dirty" if name.endswith("+dirty") else "") for name in names})

@@ -1,4 +1,4 @@
-"""Published runs: the rows that git keeps, where they come from, and the tables and figures drawn from them alone."""
+"""Published runs: rows kept in git, their provenance, and the tables and figures made from these rows alone."""
 
 import csv
 import gzip
@@ -24,12 +24,12 @@ from .read_json import stored
 LARGEST = 1_000_000  # bytes of a published file
 PROVENANCE = "provenance.csv"
 _COLUMNS = ("part", *origin.COLUMNS, "published_at")
-# file -> columns that are kept
+# file of curves -> columns to publish
 _CURVES = {"rows/curves.csv": pretraining.CURVES, "gpt2_rows/curves.csv": finetuning.CURVES}
 
 
 def publish(contents: Contents, results: Path, published: Path, drawings: Path, *, any_code: bool = False) -> list[str]:
-    """Publish what `results` holds into the folders `published` and `drawings`; parts that it has not are kept.
+    """Publish the rows in `results` into the folders `published` and `drawings`. Parts that it lacks stay as published.
 
     Args:
         any_code: also publish results of code with uncommitted edits, or outside git.
@@ -38,14 +38,13 @@ def publish(contents: Contents, results: Path, published: Path, drawings: Path, 
         The names of the parts that were published now.
 
     Raises:
-        UserError: there are no rows, rows of other jobs than the config's, or only some of those that a table is made
-            from; a result behind them is missing, or of edited or unknown code; a file is too large or names a folder
-            of this machine. Nothing has changed then.
+        UserError: rows are missing, incomplete, or of other jobs than the config's; a result behind them is missing,
+            or of edited or unknown code; a file is too large or names a folder of this machine. Nothing changes then.
     """
     new = [part for part in contents.parts if part.is_in(results)]
     kept = [part for part in contents.parts if part not in new and part.is_in(published)]
     if not new:
-        raise UserError(f"{results} holds no rows of the run {contents.run}: compute it first, then publish it")
+        raise UserError(f"{results} holds no rows of the run {contents.run}: compute the run first")
     origins = {part.name: part.origins(results) for part in new}
     for part in new:
         _require_code(part.name, origins[part.name], any_code=any_code)
@@ -68,30 +67,30 @@ def publish(contents: Contents, results: Path, published: Path, drawings: Path, 
 
 
 def redraw(published: Path, drawings: Path) -> list[str]:
-    """Make every table and figure of a published run anew, in place, from its rows.
+    """Remake every table and figure of a published run from its rows, in place.
 
     Returns:
         The names of the tables and figures.
 
     Raises:
-        UserError: there is no published run, or none with tables or figures, or some rows of a table are missing.
+        UserError: there is no published run, it has no table or figure, or some rows of a table are missing.
     """
     contents = contents_of(published)
     if not contents.entries:
-        raise UserError(f"the run {contents.run} has neither tables nor figures: there is nothing to draw")
+        raise UserError(f"the run {contents.run} has neither tables nor figures: give another --published RUN")
     return _draw(contents, published, drawings)
 
 
 def drawable(entries: Iterable[Product], results: Path) -> Iterator[Product]:
-    """The tables and figures whose rows are there.
+    """Yield the tables and figures whose rows `results` holds.
 
     Raises:
-        UserError: some of the files that one is made from are there and some are not.
+        UserError: it holds only some of the files of one of them.
     """
     for entry in entries:
         missing = [file for file in entry.needs if not stored(results / file).is_file()]
         if missing and len(missing) < len(entry.needs):
-            raise UserError(f"{entry.name} is also made from {', '.join(missing)}, missing in {results}")
+            raise UserError(f"{results} lacks {', '.join(missing)}, which {entry.name} needs: publish the run again")
         if not missing:
             yield entry
 
@@ -106,7 +105,7 @@ def _draw(contents: Contents, results: Path, drawings: Path) -> list[str]:
 
 
 def _store(source: Path, target: Path, columns: Sequence[str] | None) -> None:
-    """Copy rows as they are; of curves, these columns alone, letter by letter, compressed."""
+    """Copy rows unchanged; with `columns`, copy only these, unchanged as text, and compress the file."""
     source = stored(source)
     if columns is None or source.suffix == ".gz":
         with whole_file(target.with_name(source.name)) as temporary:
@@ -123,13 +122,15 @@ def _require_code(name: str, origins: Sequence[origin.Row], *, any_code: bool) -
     if unclear and not any_code:
         raise UserError(
             f"{len(unclear)} of the {len(origins)} results behind {name} are of code with uncommitted edits or outside"
-            f" git, as {unclear[0]}: commit and compute them again, or publish them all the same with --any-code"
+            f" git, such as {unclear[0]}: commit and compute them again, or accept them with --any-code"
         )
 
 
 def _require_gathered(part: Part, results: Path, origins: Sequence[origin.Row]) -> None:
-    """Refuse rows that were gathered before their results were computed again."""
-    known = {(row["commit"], row["config_hash"]) for row in origins if row["kind"] != "fold"}  # that has its run's hash
+    """Refuse rows that are older than the results behind them."""
+    known = {
+        (row["commit"], row["config_hash"]) for row in origins if row["kind"] != "fold"
+    }  # a fold has the hash of its run
     for file in part.files:
         if not file.endswith(".csv") or file in _CURVES:
             continue
@@ -138,12 +139,12 @@ def _require_gathered(part: Part, results: Path, origins: Sequence[origin.Row]) 
             commits = (commit.removesuffix("+dirty") for commit in frame["commit"])
             if set(zip(commits, frame["config_hash"], strict=True)) - known:
                 raise UserError(
-                    f"{results / file} is of other results than those that are there: gather the rows again"
+                    f"{results / file} was gathered from other results than those in {results}: gather the rows again"
                 )
 
 
 def _write_provenance(contents: Contents, new: Mapping[str, list[origin.Row]], before: Path, path: Path) -> None:
-    """The rows of what is published now, and those of the parts that are kept, in the order of the parts."""
+    """Write the provenance of the parts published now and of those kept, in the order of the parts."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     found = {part: [{"part": part, **row, "published_at": now} for row in rows] for part, rows in new.items()}
     if before.is_file():
@@ -179,7 +180,7 @@ def _known_files(published: Path, drawings: Path) -> set[Path]:
 
 
 def _install(places: dict[Path, Path], before: set[Path]) -> None:
-    """Move every file below the keys to its place below the values; remove what was published before and is no more."""
+    """Move all files from the folders in the keys into those in the values. Delete other files of `before`."""
     now = set()
     for source, target in places.items():
         for path in (path for path in source.rglob("*") if path.is_file()):

@@ -1,4 +1,4 @@
-"""What a replicator wants to know of a computed run: Table 1, and how its tables compare with the published ones."""
+"""The comparison of a computed run with a published one: Table 1, and how all tables differ."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,24 +18,24 @@ from .read_json import stored
 from .table import Table
 from .tables.table1_pretraining import table1_lines
 
-_VERDICTS = ("verdict",)  # of the claims: what they are judged by stands in the other tables
+_VERDICTS = ("verdict",)  # columns of the claims to compare; the other tables hold their numbers
 _ROUNDING = "With equal code and settings losses can differ by the processor's rounding: docs/study.md#rounding."
 
 
 def compared(here: Contents, results: Path, there: Contents, published: Path, *, every: bool = False) -> Iterator[str]:
-    """Lines for a terminal: Table 1 of the computed run, on what both were computed, and every table compared.
+    """Yield lines for a terminal: Table 1 of the computed run, the machines of both, and how each table compares.
 
     Args:
-        every: list all values that differ, not the largest differences alone.
+        every: list all values that differ, not only the largest differences.
 
     Raises:
-        UserError: no table is on both sides.
+        UserError: the runs have no table in common.
     """
     ours, theirs = Rows(results), Rows(published)
     tables, known = _tables(here, results), _tables(there, published)
     if not tables.keys() & known.keys():
         raise UserError(
-            f"{results} and {published} have the rows of no table in common: compute the run, as `make tables` does"
+            f"{results} and {published} have no table in common: compute the run, for example by `make tables`"
         )
     if "table1" in tables:
         yield from _told_alone(lambda: _table1(_made(tables["table1"], ours), tables["table1"].job.run))
@@ -59,7 +59,7 @@ def compared(here: Contents, results: Path, there: Contents, published: Path, *,
 
 
 def _tables(contents: Contents, results: Path) -> dict[str, Product]:
-    """The tables whose rows are there, by their names."""
+    """Return name -> table, for the tables whose rows `results` holds."""
     return {
         product.name: product
         for product in contents.entries
@@ -74,7 +74,7 @@ def _made(product: Product, found: Rows) -> Table:
 
 
 def _told_alone(told: Callable[[], Iterator[str]]) -> Iterator[str]:
-    """The lines of a part that other tables do not need; of rows that cannot be read, the comparison tells."""
+    """Yield the lines of an optional part. The comparison of the table reports rows that cannot be read."""
     try:
         yield from told()
     except UserError:
@@ -88,7 +88,7 @@ def _table1(made: Table, run: str) -> Iterator[str]:
 
 
 def _origins(ours: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[str]:
-    """On what both were computed, and whether by the same settings."""
+    """Yield the machines and code of both runs, and how many trainings differ in their settings."""
     jobs: list[dict[tuple[Any, ...], str]] = []
     for side, frame in (("here", ours), ("published", theirs)):
         results: Sequence[dict[str, Any]] = frame.to_dict("records")

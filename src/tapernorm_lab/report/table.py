@@ -1,4 +1,4 @@
-"""A table as text cells, and the three files it becomes: CSV with every digit, Markdown and LaTeX to read."""
+"""A table as text cells, and its writers: CSV in full precision, Markdown and LaTeX as printed."""
 
 import csv
 import math
@@ -16,32 +16,32 @@ ABSENT = "—"
 
 @dataclass(frozen=True)
 class Column:
-    """A column's header, and the header of the columns that it stands under with its neighbours."""
+    """A column: its header, the header of its group, and how its cells are written."""
 
     header: str
     group: str = ""
     align: Literal["l", "r"] = "r"
-    code: bool = False  # cells are shown letter by letter, as code
-    timed: Literal["", "speed", "ratio"] = ""  # a speed, or a ratio of two: measured anew, they differ
+    code: bool = False  # cells are set as code
+    timed: Literal["", "speed", "ratio"] = ""  # a speed, or a ratio of two, which no other run reproduces exactly
 
 
-PAGE_ROWS = 45  # of a LaTeX float: more would not stand on a page beside caption and notes
-PARAGRAPH = 60  # characters of a cell from which on LaTeX breaks it into lines
-PARAGRAPH_LINE = 35  # about as many characters fit into one of these lines
+PAGE_ROWS = 45  # rows of a LaTeX float that fit on a page with caption and notes
+PARAGRAPH = 60  # characters of a cell above which LaTeX wraps the column
+PARAGRAPH_LINE = 35  # characters of a wrapped line, about
 _PARAGRAPH = "p{5cm}"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells for readers and the numbers behind them. All text is plain Unicode; the writers escape it."""
+    """Printed cells and the numbers behind them. All text is plain Unicode, which the writers escape."""
 
     name: str  # file stem, and the LaTeX label
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
-    published: Sequence[Sequence[str]]  # rows of others' numbers, set apart at the foot
+    published: Sequence[Sequence[str]]  # rows of other publications, set apart at the foot
     caption: str
     notes: Sequence[str]
-    records: Sequence[Mapping[str, Any]]  # the numbers behind them, tidy and in full precision
+    records: Sequence[Mapping[str, Any]]  # the rows of the CSV, in full precision
 
 
 def write(table: Table, folder: Path, kinds: Iterable[str] = ("csv", "md", "tex")) -> None:
@@ -54,7 +54,7 @@ def write(table: Table, folder: Path, kinds: Iterable[str] = ("csv", "md", "tex"
 
 
 def write_csv(table: Table, folder: Path) -> None:
-    """Write `folder`/`table.name`.csv: the records, with every digit."""
+    """Write `folder`/`table.name`.csv: the records in full precision."""
     with (
         whole_file(folder / f"{table.name}.csv") as temporary,
         open(temporary, "w", encoding="utf-8", newline="") as file,
@@ -71,7 +71,7 @@ def _missing(value: Any) -> bool:
 
 
 def markdown(table: Table) -> str:
-    """A pipe table, padded so that it reads well as plain text too, between its caption and its notes."""
+    """Return caption, pipe table and notes. Padding aligns the columns of the plain text."""
     header = [f"{c.group}: {c.header}" if c.group else c.header for c in table.columns]
     cells = [_written(table.columns, row, str, _code_span) for row in [*table.rows, *table.published]]
     body = [[cell.replace("|", "\\|") for cell in row] for row in [header, *cells]]
@@ -95,22 +95,22 @@ def markdown(table: Table) -> str:
 def _written(
     columns: Sequence[Column], row: Sequence[str], plain: Callable[[str], str], code: Callable[[str], str]
 ) -> list[str]:
-    """A row's cells as a file has them, those of code columns by `code`."""
+    """Format the cells of a row by `plain`, those of code columns by `code`."""
     pairs = zip(columns, row, strict=True)
     return [(code if column.code and cell not in ("", ABSENT) else plain)(cell) for column, cell in pairs]
 
 
 def _code_span(text: str) -> str:
-    """Markdown code: fenced by more backticks than it holds in a row."""
+    """Return Markdown code, fenced by more backticks than any run of them in `text`."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if "`" in text or text != text.strip() else f"{fence}{text}{fence}"
 
 
 def latex(table: Table) -> str:
-    """`table*` floats for booktabs and graphicx, one for each page of rows, the notes beneath the last.
+    """Return `table*` floats for booktabs and graphicx, one per page of rows, with the notes beneath the last.
 
-    A float is shrunk where it is wider than the page. A rule stands between groups, whose first cells are left blank
-    after the first row.
+    A float that is wider than the page is shrunk. A rule separates groups. A group is a row and all following rows with
+    an empty first cell.
     """
     shown = [*table.rows, *table.published]
     aligns = [_latex_align(column, [row[i] for row in shown]) for i, column in enumerate(table.columns)]
@@ -124,11 +124,12 @@ def latex(table: Table) -> str:
 
 
 def _pages(rows: Sequence[Sequence[str]], paragraphs: Sequence[int]) -> list[list[list[Sequence[str]]]]:
-    """The rows of each float, in groups: filled with as many as stand on a page, and cut between groups.
+    """Return the groups of rows of each float. Pages are filled, and cut only between groups.
 
-    `paragraphs` are the columns whose cells are broken into lines.
+    Args:
+        paragraphs: indices of the columns that wrap.
     """
-    grouped = any(row[0] == "" for row in rows)  # the first cells of a group are blank but for the first one
+    grouped = any(row[0] == "" for row in rows)
     pages: list[list[list[Sequence[str]]]] = [[]]
     left = PAGE_ROWS
     for group in _groups(rows) if grouped else ([row] for row in rows):
@@ -142,7 +143,7 @@ def _pages(rows: Sequence[Sequence[str]], paragraphs: Sequence[int]) -> list[lis
 
 
 def _groups(rows: Sequence[Sequence[str]]) -> list[list[Sequence[str]]]:
-    """Rows that stay together; one more than a page holds is cut, and each part begins with the group's first cell."""
+    """Return the groups of rows. A group longer than a page is cut, and each part repeats the first cell."""
     groups: list[list[Sequence[str]]] = []
     name = ""
     for row in rows:
@@ -181,12 +182,12 @@ def _latex_float(
 
 
 def _latex_align(column: Column, cells: Sequence[str]) -> str:
-    """Sentences are set in a paragraph, all else in one line."""
+    """Return the alignment of a column; a column with long sentences wraps."""
     return _PARAGRAPH if column.align == "l" and max(map(len, cells), default=0) > PARAGRAPH else column.align
 
 
 def _latex_groups(columns: Sequence[Column]) -> list[str]:
-    """The line of group headers with a rule under each, or nothing where no column has a group."""
+    """Return the line of group headers and the line of their rules; empty if no column has a group."""
     cells, rules, start = [], [], 1
     for group, members in groupby(columns, key=lambda c: c.group):
         span = len(list(members))
@@ -219,7 +220,7 @@ _LATEX = {
     "<": "\\textless{}",
     ">": "\\textgreater{}",
     "|": "\\textbar{}",
-    "[": "{[}",  # after a line's end, a bare bracket would be its argument
+    "[": "{[}",  # LaTeX reads a bare bracket after a line's end as its argument
     "]": "{]}",
     "±": "$\\pm$",
     "−": "$-$",
@@ -230,5 +231,5 @@ _LATEX = {
 
 
 def latex_text(text: str) -> str:
-    """`text` with every character that LaTeX gives a meaning written out."""
+    """Escape every character that has a meaning in LaTeX."""
     return "".join(_LATEX.get(character, character) for character in text)

@@ -1,4 +1,4 @@
-"""When a claim counts as reproduced: the one rule, on estimates with intervals and the bounds that the claim sets."""
+"""The rule that judges a claim: estimates with intervals against the bounds of the claim."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ MIN_N = 2
 
 
 class Verdict(StrEnum):
-    """What became of a claim."""
+    """The verdict on a claim."""
 
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
@@ -17,20 +17,19 @@ class Verdict(StrEnum):
 
 
 RULE = (
-    "Reproduced: every estimate's whole interval lies within the bounds of the claim. Not reproduced: some interval"
-    " lies wholly outside. Not testable at this scale: anything else. That is nothing measured, a single run, or an"
-    " interval that crosses a bound. A setting that the claim is not about is not testable either, whatever the numbers"
-    " say."
+    "Reproduced: the interval of every estimate lies within the bounds of the claim. Not reproduced: some interval"
+    " lies outside the bounds. Not testable at this scale: all other cases. Those are no measurement, a single run, or"
+    " an interval that crosses a bound. A setting other than the claim's is not testable either, whatever its numbers."
 )
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One measured number with its interval, and the bounds that the claim puts on it."""
+    """A measured number with its interval, and the bounds of the claim for it."""
 
-    at: str  # where: a width, a batch and prompt, a corpus
+    at: str  # what it is of: a width, a batch and prompt, or a corpus
     value: float
-    low: float  # NaN where n is too small for an interval
+    low: float  # NaN if n is too small for an interval
     high: float
     n: int
     least: float = -math.inf
@@ -50,18 +49,18 @@ class Estimate:
 
     @property
     def excess(self) -> float:
-        """How far the value lies beyond the nearer of its bounds, relative to that bound; negative inside."""
+        """How far the value lies outside its nearer bound, relative to that bound; negative inside."""
         beyond = ((self.least - self.value, self.least), (self.value - self.most, self.most))
         finite = (distance / (abs(bound) or 1.0) for distance, bound in beyond if math.isfinite(bound))
         return max(finite, default=-math.inf)
 
 
 def judge(estimates: Sequence[Estimate], *, unlike: str = "", missing: str = "") -> tuple[Verdict, str]:
-    """The verdict on a claim, and why.
+    """Return the verdict on a claim and its reason.
 
     Args:
-        unlike: how the setting differs from the claim's; empty where it is the claim's.
-        missing: what the claim is also about and was not measured; empty where nothing is.
+        unlike: how the setting differs from that of the claim; empty if it does not.
+        missing: what the claim covers and nobody measured; empty if nothing is missing.
     """
     if unlike:
         return Verdict.NOT_TESTABLE, unlike
@@ -77,7 +76,7 @@ def judge(estimates: Sequence[Estimate], *, unlike: str = "", missing: str = "")
 
 
 def decisive(estimates: Sequence[Estimate]) -> Estimate | None:
-    """The estimate that lies farthest outside its bounds, or nearest to them where all lie within."""
+    """Return the estimate that lies farthest outside its bounds, or nearest to them if all lie inside."""
     known = [e for e in estimates if not math.isnan(e.value)]
     return max(known, key=lambda e: e.excess) if known else None
 

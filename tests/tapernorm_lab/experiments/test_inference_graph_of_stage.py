@@ -123,7 +123,7 @@ def test_rows_come_back_from_csv_as_they_were(run, rows, tmp_path) -> None:
         assert {name: value for name, value in back.items() if value is not None} == mine
     with pytest.raises(UserError, match="differ in arms"):
         oddities_rows.read(path, job.model_copy(update={"runs": job.runs[1:]}))
-    with pytest.raises(UserError, match=r"no file .*absent"):
+    with pytest.raises(UserError, match="absent"):
         oddities_rows.read(tmp_path / "absent.csv", job)
 
 

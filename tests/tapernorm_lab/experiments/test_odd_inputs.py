@@ -294,7 +294,7 @@ def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(m
     assert report("table_S3_S2", about(), tmp_path, tmp_path / "made") == 0
     assert files_in(tmp_path / "made") == {f"table_S3_S2.{kind}" for kind in ("csv", "md", "tex", "html")}
     for name, changes, complaint in (
-        ("figure_S3", {}, "figure_S3 is about the run's own models, and --job about stage S2"),
+        ("figure_S3", {}, "stage S2"),
         ("table_S3_S2", {"cells": [[12, 3], [12, 4]]}, "not of the same widths and seeds, see d 12 seed 4: run"),
         ("table_S3_S2", {"cells": [[24, 3]]}, "see d 12 seed 3, d 24 seed 3"),
         ("table_S3_S2", {"models": {"baseline": "Baseline"}}, "S3_S2 of this config is not about all, which"),

@@ -237,7 +237,7 @@ def test_a_run_is_exported_again_in_another_form(finished, tmp_path, capsys):
     assert "| held-out | before |" in (tmp_path / "out/README.md").read_text()
     (tmp_path / "out/tokenizer.json").write_text("{}")
     assert main(["export", "--check", str(tmp_path / "out")]) == 2
-    assert "tokenizer.json is not the file that was exported" in capsys.readouterr().err
+    assert "tokenizer.json has changed" in capsys.readouterr().err
 
 
 # The dry run
@@ -251,7 +251,7 @@ def test_the_dry_run_shows_norms_consumers_and_settings_and_writes_nothing(home,
     assert table["transformer.h.1.ln_2"][1:3] == ["24", "linear"]
     assert table["transformer.h.1.ln_2"][-1] == "mlp.c_fc"
     assert table["transformer.ln_f"][1:3] == ["24", "kept"]
-    assert "4 norms go" in shown
+    assert "; 4 norms " in shown
     assert "export: normfree; no stock form" in shown
     assert main(words_of(home, tmp_path / "run", "--dry-run", "--final")) == 0
     assert "export: stock\n" in capsys.readouterr().out
@@ -263,7 +263,7 @@ def test_every_class_can_be_described(name, tmp_path):
     write_model(model, name)
     shown = describe(run_of(Request(model=str(model), data=(str(text),), steps=20, out=tmp_path / "run", final=True)))
     norms = 1 if name.startswith("phi") else 2
-    assert f"{2 * norms + 1} norms go" in shown
+    assert f"; {2 * norms + 1} norms " in shown
     inside = {"qwen3": 4, "phi with norms of q and k": 4, "stablelm with norms of q and k": 8}
     assert shown.count("kept") == inside.get(name, 0)
 
@@ -306,8 +306,7 @@ def test_a_rare_outlier_stops_the_run_at_its_step_and_names_norm_place_and_remed
     message = str(error.value)
     assert f"the cross-entropy is not finite at step {step}; stopped before another update" in message
     assert "after model.layers.0.input_layernorm let out the token at position " in message
-    remedy = "take a lower --lr, --level 0.2, or --sites without the norms that --dry-run marks"
-    assert f"is refused: {remedy}, or delete " in message
+    assert all(option in message for option in ("--lr", "--level 0.2", "--sites", "--dry-run"))
     assert "train." not in message
     (kept,) = out.glob("resume/*/step-*.pt")
     assert kept.name.startswith(f"step-{step:08d}.")
@@ -366,15 +365,15 @@ def test_held_out_rows_that_overflow_in_the_end_are_told_and_cost_nothing_else(h
 
 
 def test_the_remedy_fits_the_job():
-    sites = "or --sites without the norms that --dry-run marks"
     remedies = {
-        f"take a lower --lr, --level 0.2, {sites}": ({}, {"sites": ("*.0.*",)}),
-        f"take a lower --lr, a higher --level, {sites}": ({"level_weight": 0.2},),
-        "take a lower --lr": ({"keep_norms": True},),
+        ("--lr", "--level 0.2", "--sites", "--dry-run"): ({}, {"sites": ("*.0.*",)}),
+        ("--lr", "--level", "--sites", "--dry-run"): ({"level_weight": 0.2},),
+        ("--lr",): ({"keep_norms": True},),
     }
-    for remedy, requests in remedies.items():
+    for options, requests in remedies.items():
         for more in requests:
-            assert remedy_of(job_of(Request(**ASKED, **more), tiny("llama"))) == remedy
+            remedy = remedy_of(job_of(Request(**ASKED, **more), tiny("llama")))
+            assert tuple(re.findall(r"--[a-z-]+(?: [\d.]+)?", remedy)) == options
 
 
 # Another run in the same folder
@@ -406,7 +405,7 @@ def test_another_run_leaves_nothing_of_an_earlier_one(home, tmp_path, monkeypatc
     assert "Not measured." in card
     assert "| held-out |" not in card
     assert main(gather) == 2
-    assert "tells of other weights than those in" in capsys.readouterr().err
+    assert "model.safetensors" in capsys.readouterr().err
 
 
 def test_a_control_takes_the_place_of_a_taper_and_of_its_export_alone(home, tmp_path):
@@ -492,7 +491,7 @@ def test_where_no_form_can_be_written_the_scores_are_told_all_the_same(home, tmp
 def test_a_model_that_is_worse_than_guessing_is_told_in_capitals_and_in_its_card(home, tmp_path, capsys):
     words = [*words_of(home, tmp_path / "run"), "--final", "--lr", "0.3"]
     assert main(words) in (0, 3)
-    assert re.search(r"held-out: WORSE THAN A UNIFORM GUESS.*guessing costs 5\.74", capsys.readouterr().out)
+    assert re.search(r"held-out: WORSE THAN A UNIFORM GUESS.*guess costs 5\.74", capsys.readouterr().out)
     assert "WORSE THAN A UNIFORM GUESS" in (tmp_path / "run/export/README.md").read_text()
     better = {"held-out": {"after": {"rows": {"mean": 5.7}, "uniform": 5.74}}}
     assert not list(worse_than_guessing(better))
@@ -545,7 +544,7 @@ def test_a_levelled_run_that_was_cut_ends_as_one_that_was_not(home, tmp_path, mo
 
 def test_a_control_is_the_same_training_with_every_norm_kept(home, finished, tmp_path, capsys):
     assert main(words_of(home, tmp_path / "run", "--keep-norms", "--dry-run")) == 0
-    assert "every norm stays" in capsys.readouterr().out
+    assert "; 0 norms " in capsys.readouterr().out
     assert main(words_of(home, tmp_path / "run", "--keep-norms")) == 0
     kept = [type(module) for module in load(tmp_path / "run").modules() if isinstance(module, torch.nn.LayerNorm)]
     assert kept == [torch.nn.LayerNorm] * 5
@@ -622,7 +621,7 @@ def test_defaults_follow_the_size(parameters, lr, weight, tokens, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--context", "17"], "--context 17 exceeds the model's 16"),
+        (["--context", "17"], "--context 17 "),
         (["--form", "stock"], "transformer.ln_f would stop normalising"),
         (["--sites", "*.ln_3"], "'*.ln_3' matches no internal norm"),
         (["--model", "no/such model"], "no model 'no/such model'"),

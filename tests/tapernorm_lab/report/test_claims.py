@@ -95,8 +95,8 @@ def test_a_gap_outside_the_range_is_not_reproduced(gap):
     [
         ({"results": results({"baseline": 0, "internal_aux": 1.1}, seeds=1)}, "no interval (n < 2"),
         ({"results": results({"baseline": 0, "internal_aux": 1.1}, widths=(64, 128))}, "d 256, 512 did not run"),
-        ({"results": results({"baseline": 0, "internal_aux": 1.1}, context=64)}, "context 64 for 512"),
-        ({"results": results({"baseline": 0, "internal_aux": 1.1}), "text": "web"}, "text web for tinystories"),
+        ({"results": results({"baseline": 0, "internal_aux": 1.1}, context=64)}, "context 64 instead of 512"),
+        ({"results": results({"baseline": 0, "internal_aux": 1.1}), "text": "web"}, "text web instead of tinystories"),
         ({"results": results({"baseline": 0})}, "nothing was measured"),
         ({"results": results({"internal_aux": 1.1})}, "nothing was measured"),
         ({"results": results({"baseline": 0, "internal_aux": 1.4975})}, "crosses a bound"),
@@ -182,7 +182,7 @@ def test_what_a_figure_shows_of_the_papers_runs_is_not_judged_by_others(name):
     assert verdict(name, curves=seen) == Verdict.REPRODUCED
     row = judged(name, curves=seen, text="web")
     assert (row["verdict"], row["estimates"] != []) == (Verdict.NOT_TESTABLE, True)
-    assert "text web for tinystories" in row["reason"]
+    assert "text web instead of tinystories" in row["reason"]
 
 
 def test_folding_is_judged_by_the_model_that_it_moved_most():
@@ -215,7 +215,7 @@ def test_decoding_speed_is_judged_only_in_the_papers_setting(bench):
     name = "Decoding speed, fused"
     row = judged(name, decode=bench)
     assert row["verdict"] == Verdict.NOT_TESTABLE
-    assert "dtype float32 for bfloat16, device cpu for an H100" in row["reason"]
+    assert "dtype float32 instead of bfloat16, device cpu instead of H100" in row["reason"]
     assert len(row["estimates"]) == 6  # every batch and prompt is shown all the same
     assert verdict(name, decode=of_the_paper(bench, 1.16)) == Verdict.REPRODUCED
     assert verdict(name, decode=of_the_paper(bench, 1.30)) == Verdict.NOT_REPRODUCED

@@ -15,14 +15,14 @@ NOT_FINITE = "not finite"
 
 
 def shown(value: Any, form: Form, *, lost: str = ABSENT) -> str:
-    """A number, or `lost` where there is none."""
+    """Format a number, or return `lost` if there is none."""
     if pd.isna(value):
         return lost
     return (form(value) if callable(form) else format(value, form)).replace("-", "−")
 
 
 def text(name: str) -> Cell:
-    """What a column holds, as it is."""
+    """Show the value of a column unchanged."""
     return lambda row: ABSENT if pd.isna(row[name]) else str(row[name])
 
 
@@ -31,7 +31,7 @@ def number(name: str, form: Form, *, scale: float = 1, lost: str = ABSENT) -> Ce
 
 
 def mean_sd(name: str, form: Form, *, lost: str = ABSENT) -> Cell:
-    """Mean ± sample standard deviation; the mean alone for one seed."""
+    """Show mean ± sample standard deviation, or the mean alone for one seed."""
 
     def cell(row: Row) -> str:
         mean, std = row[f"{name}_mean"], row[f"{name}_std"]
@@ -93,11 +93,11 @@ def spread(records: Sequence[Row], name: str, form: Form, *, lost: str = ABSENT)
 
 
 def interval(name: str, form: Form, *, ends: str = "", pairs: str = "", lost: str = ABSENT) -> Cell:
-    """A value and its interval; the value alone where it has none.
+    """Show a value with its interval, or the value alone if it has none.
 
     Args:
-        ends: begins the columns of the interval's ends, where these are not called as the value is.
-        pairs: column that counts the pairs; without any the value is absent, and not lost.
+        ends: prefix of the columns `_low` and `_high`; default: `name`.
+        pairs: column that counts the pairs; if it is 0, the cell is `ABSENT` and not `lost`.
     """
 
     def cell(row: Row) -> str:
@@ -111,7 +111,7 @@ def interval(name: str, form: Form, *, ends: str = "", pairs: str = "", lost: st
 
 
 def significant(name: str, *, digits: int = 4, scale: float = 1.0) -> Cell:
-    """A value to so many significant digits, and never fewer than the units, with its interval where it has one."""
+    """Show a value, with its interval if it has one, to `digits` significant digits and at least to the units."""
 
     def cell(row: Row) -> str:
         scaled = {key: scale * row[key] for key in (name, f"{name}_low", f"{name}_high")}
@@ -122,17 +122,17 @@ def significant(name: str, *, digits: int = 4, scale: float = 1.0) -> Cell:
 
 
 def where(condition: Callable[[Row], Any], cell: Cell) -> Cell:
-    """The cell of the records that meet a condition; absent of the others."""
+    """Show `cell` for the records that meet a condition, and `ABSENT` for the others."""
     return lambda row: cell(row) if condition(row) else ABSENT
 
 
 def share(count: str, of: Callable[[Row], int]) -> Cell:
-    """A count as a percentage of all; a nought is certain, and no share that is not is printed as one."""
+    """Show a count as a percentage. Only exact shares are printed as 0 % and 100 %."""
     return lambda row: ABSENT if row[count] is None else percentage(row[count], of(row))
 
 
 def counted(name: str, of: str) -> Cell:
-    """A number of seeds, and of how many where some are missing."""
+    """Show a number of seeds, with the planned number if some are missing."""
     return lambda row: f"{row[name]}" if row[name] == row[of] else f"{row[name]} of {row[of]}"
 
 
@@ -143,6 +143,6 @@ def percentage(count: int, of: int) -> str:
 
 
 def in_sentences(chain: str) -> str:
-    """A chain of facts parted by semicolons, such as the origin of a text, as a sentence each."""
+    """Turn facts that semicolons separate, such as the origin of a text, into sentences."""
     first, *others = (fact.strip() for fact in chain.split(";"))
     return " ".join([f"{first}.", *(f"{fact[:1].upper()}{fact[1:]}." for fact in others)])

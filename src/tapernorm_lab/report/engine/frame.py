@@ -1,4 +1,4 @@
-"""A frame: which columns a row of results has, where each lies in the JSON of a job, and its CSV, written and read."""
+"""A frame: the columns of a row of results, their places in the JSON of a job, and the CSV of the rows."""
 
 import csv
 import zlib
@@ -23,10 +23,10 @@ class Field:
     """A column of a frame.
 
     Attributes:
-        kind: any but text may be missing.
-        place: where the document of a job holds it, dotted; empty where it is derived.
-        unit: of a number.
-        of: which document, where a row is made of several.
+        kind: type of the values; any but text may be missing.
+        place: dotted place in the JSON of a job; empty for a derived column.
+        unit: unit of a number.
+        of: which document holds it, if a row is made of several.
     """
 
     kind: Literal["text", "integer", "number", "flag"]
@@ -57,14 +57,14 @@ PROVENANCE = {
 
 @dataclass(frozen=True)
 class Frame:
-    """Rows of one kind.
+    """One kind of rows.
 
     Attributes:
-        file: name of the CSV; `{}` stands for the table that it is for.
-        key: columns that it must have; they tell one row from another.
-        verb: of the command line, that writes the file.
-        fields: the columns that are declared. Others hold numbers, of the type that pandas infers.
-        quoted: whether text stands in quotes, as where a token may be a line's end.
+        file: name of the CSV; `{}` is the name of its table.
+        key: required columns, which together identify a row.
+        verb: arguments of `tapernorm` that write the file, for messages.
+        fields: the declared columns. Other columns hold numbers, whose types pandas infers.
+        quoted: quote text in the CSV, for columns with tokens such as line breaks.
     """
 
     file: str
@@ -74,18 +74,18 @@ class Frame:
     quoted: bool = False
 
     def facts(self, document: Row, path: Path, *, of: str = "") -> Row:
-        """The columns that a document holds itself."""
+        """Return the columns whose values are in a document."""
         return {name: value_at(document, field.place, path) for name, field in self._placed(of)}
 
     def absent(self, of: str) -> Row:
-        """These columns of a document that there is not."""
+        """Return the columns of a missing document, as None."""
         return {name: None for name, _ in self._placed(of)}
 
     def _placed(self, of: str) -> list[tuple[str, Field]]:
         return [(name, field) for name, field in self.fields.items() if field.place and field.of == of]
 
     def typed(self, rows: Sequence[Row] | pd.DataFrame) -> pd.DataFrame:
-        """Rows with each column of its type, as `read` gives them back; of none, the declared columns."""
+        """Return rows with the declared types, as `read` does; no rows give a frame of the declared columns."""
         frame = pd.DataFrame(rows)
         if frame.columns.empty:
             frame = pd.DataFrame(columns=list(self.fields))
@@ -94,43 +94,45 @@ class Frame:
         return frame.astype(empty | declared)
 
     def write(self, rows: pd.DataFrame, path: Path) -> None:
-        """Write the rows as CSV, each float in the shortest form that reads back as the same bits."""
+        """Write the rows as CSV. Each float has the shortest form that reads back as the same bits."""
         quoting = csv.QUOTE_NONNUMERIC if self.quoted else csv.QUOTE_MINIMAL
         with whole_file(path) as temporary:
             rows.to_csv(temporary, index=False, lineterminator="\n", quoting=quoting)
 
     def read(self, path: Path, *, run: str | None = None) -> pd.DataFrame:
-        """Read back what `write` wrote, or its compressed form; an empty cell is a missing value.
+        """Read the CSV that `write` wrote, compressed or not. An empty cell is a missing value.
 
         Raises:
-            UserError: there is no such file, it is damaged or of another kind, or holds rows of another run.
+            UserError: the file is missing, damaged or of another kind, or holds rows of another run.
         """
-        remedy = f"make it with `tapernorm {self.verb}`"
+        remedy = f"write it with `tapernorm {self.verb}`"
         path = stored(path)
         if not path.is_file():
-            raise UserError(f"no file {path}: {remedy}")
+            raise UserError(f"{path} does not exist: {remedy}")
         texts = {name for name, field in self.fields.items() if field.kind == "text"}
         try:
             kinds: dict[Any, Any] = dict.fromkeys(texts, "str")
-            # A quoted text may be empty.
+            # With quotes, an empty text differs from a missing one.
             absent: Any = {name: [""] for name in self.fields if name not in texts} if self.quoted else [""]
             frame = self.typed(pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values=absent))
         except (ValueError, TypeError, EOFError, OSError, zlib.error) as error:  # no UTF-8, CSV or number
             raise UserError(f"{path} is damaged ({' '.join(str(error).split())}): {remedy}") from None
         self._require_whole(frame, path, texts, remedy)
         if run is not None and (others := set(frame["run"]) - {run}):
-            raise UserError(f"{path} is of run {', '.join(others)} and the config is of run {run!r}")
+            raise UserError(
+                f"{path} is of run {', '.join(others)}, not {run!r}: give the config of that run, or other --results"
+            )
         return frame
 
     def _require_whole(self, frame: pd.DataFrame, path: Path, texts: Collection[str], remedy: str) -> None:
         if missing := [column for column in self.key if column not in frame]:
-            raise UserError(f"{path} has no column {', '.join(missing)}: it is damaged or of another kind; {remedy}")
+            raise UserError(f"{path} is damaged or of another kind, without column {', '.join(missing)}: {remedy}")
         if odd := [c for c in frame if c not in texts and not pd.api.types.is_numeric_dtype(frame[c])]:
-            raise UserError(f"{path} holds text in its column {', '.join(odd)}: it is damaged; {remedy}")
+            raise UserError(f"{path} is damaged, with text in column {', '.join(odd)}: {remedy}")
         if path.suffix == ".csv" and not path.read_bytes().endswith(b"\n"):
-            raise UserError(f"{path} was cut short: {remedy}")
+            raise UserError(f"{path} is damaged, as its last line is incomplete: {remedy}")
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
-    """The rows of a frame as plain values, what is missing as None."""
+    """Return the rows of a frame as plain values, with None for missing ones."""
     return frame.astype(object).where(frame.notna(), None).to_dict("records")

@@ -1,4 +1,4 @@
-"""Statistics over seeds, as pure functions of numbers: paired gap, outlier rule, percentile band, rolling mean."""
+"""Statistics over seeds as pure functions: paired gap, outlier rule, percentile band, rolling mean."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,16 +24,16 @@ MEASURES: dict[Measure, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Gap:
-    """Mean over paired seeds of how far one loss lies from another, with its 95 % t interval; NaN where n is small."""
+    """Mean gap between two losses over paired seeds, with its 95 % t interval; NaN if n is too small."""
 
     value: float
     low: float
     high: float
-    seeds: tuple[Any, ...]  # the pairs behind it
+    seeds: tuple[Any, ...]  # of the pairs
 
 
 def paired_gap(losses: Mapping[Any, float], reference: Mapping[Any, float], measure: Measure = "percent") -> Gap:
-    """Gap over the seeds that both have (seed -> loss each)."""
+    """Return the gap over the seeds that both mappings (seed -> loss) have."""
     seeds = tuple(sorted(losses.keys() & reference.keys()))
     gaps = [MEASURES[measure](losses[seed], reference[seed]) for seed in seeds]
     value, low, high = map(math.exp if measure == "ratio" else float, mean_interval(gaps))
@@ -41,7 +41,7 @@ def paired_gap(losses: Mapping[Any, float], reference: Mapping[Any, float], meas
 
 
 def mean_interval(values: ArrayLike) -> tuple[float, float, float]:
-    """Mean and the ends of its 95 % t interval; NaN where there are too few values for either."""
+    """Return the mean and the ends of its 95 % t interval; NaN if there are too few values."""
     mean, std = mean_std(values)
     n = np.size(values)
     half = t_quantile(n - 1) * std / math.sqrt(n) if n > 1 else NAN
@@ -49,7 +49,7 @@ def mean_interval(values: ArrayLike) -> tuple[float, float, float]:
 
 
 def mean_std(values: ArrayLike) -> tuple[float, float]:
-    """Mean and sample standard deviation (ddof 1); NaN where there are too few values for either."""
+    """Return mean and sample standard deviation (ddof 1); NaN if there are too few values."""
     x = np.asarray(values, dtype=np.float64)
     mean = float(x.mean()) if x.size else NAN
     return mean, float(x.std(ddof=1)) if x.size > 1 else NAN
@@ -62,9 +62,9 @@ def median_range(values: ArrayLike) -> tuple[float, float, float]:
 
 
 def outliers(losses: Mapping[int, float], max_mads: float = MAX_MADS) -> dict[int, float]:
-    """Seeds whose loss lies more than `max_mads` MAD from the seeds' median, each with its distance in MADs.
+    """Return seed -> distance in MADs, for seeds whose loss lies more than `max_mads` MAD from the median.
 
-    MAD is the median absolute deviation from the median, unscaled. One or two seeds never have an outlier.
+    MAD is the unscaled median absolute deviation from the median. One or two seeds never have an outlier.
     """
     if not losses:
         return {}
@@ -75,7 +75,7 @@ def outliers(losses: Mapping[int, float], max_mads: float = MAX_MADS) -> dict[in
 
 
 def band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Median and 2.5 and 97.5 percentile over the first axis (seeds, points); one seed has no band: NaN."""
+    """Return median, 2.5 and 97.5 percentile over the first axis of (seeds, points). One seed has no band: NaN."""
     x = np.asarray(curves, dtype=np.float64)
     median = np.median(x, axis=0)
     if len(x) == 1:
@@ -85,19 +85,20 @@ def band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64], N
 
 
 def rolling_mean(values: ArrayLike, window: int) -> NDArray[np.float64]:
-    """Centred mean over an odd `window` of points.
+    """Return the centred mean over an odd `window` of points.
 
-    It shrinks evenly down to the first point, where curves are steep, and is cut off at the last, where they are flat.
+    The window shrinks symmetrically towards the first point, where curves are steep. At the last points, where they are
+    flat, it is cut off on the right only.
     """
     if window < 1 or window % 2 == 0:
-        raise ValueError(f"a centred window has an odd number of points, got {window}")
+        raise ValueError(f"window must be an odd number of points, got {window}")
     x = np.asarray(values, dtype=np.float64)
     half = [min(window // 2, i) for i in range(len(x))]
     return np.array([x[i - h : i + h + 1].mean() for i, h in enumerate(half)])
 
 
 def t_quantile(df: int) -> float:
-    """The q with P(|T| < q) = 95 % for Student's t with `df` degrees of freedom."""
+    """Return the q with P(|T| < q) = 95 % for Student's t with `df` degrees of freedom."""
     if df < 1:
-        raise ValueError(f"Student's t needs at least one degree of freedom, got {df}")
+        raise ValueError(f"df must be at least 1, got {df}")
     return float(student_t.ppf(0.975, df))

@@ -1,6 +1,6 @@
-"""Rows of single seeds -> one cell for each group of them: n, mean, spread and gaps paired by seed.
+"""Aggregation over seeds: from rows of single seeds to n, mean, spread and paired gaps of each group.
 
-Nothing else in the report aggregates seeds.
+No other module of the report aggregates seeds.
 """
 
 import math
@@ -20,11 +20,12 @@ Key = dict[str, Any]
 
 @dataclass(frozen=True)
 class Against:
-    """A comparison of each cell with another, over the seeds that both have.
+    """A comparison of each cell with a reference cell, over the seeds that both have.
 
     Attributes:
-        reference: from the key of a cell, what differs in that of the other; None where there is nothing to compare.
-        measure: how one loss lies from another, see `statistics.MEASURES`.
+        reference: takes the key of a cell; returns the entries that differ in the reference's key, or None for no
+            comparison.
+        measure: measure of the gap, a key of `statistics.MEASURES`.
     """
 
     reference: Callable[[Key], Key | None]
@@ -33,11 +34,11 @@ class Against:
 
 @dataclass(frozen=True)
 class Cell:
-    """The rows of one group, in their order, one per seed."""
+    """One group: its rows, one per seed, in order, and their statistics."""
 
     key: Key
     rows: Sequence[Row]
-    values: Mapping[Any, float]  # seed -> what was summarised; the seed of a single model that has none is None
+    values: Mapping[Any, float]  # seed -> summarised value; the seed of a single model without one is None
     mean: float
     sd: float
     gaps: Mapping[str, stats.Gap]
@@ -54,21 +55,21 @@ class Cell:
         return stats.mean_std([row[name] for row in self.rows])[0]
 
     def largest(self, name: str) -> float:
-        """The largest of all; NaN, which stands for what is not finite, where one is."""
+        """Return the largest value; NaN if any value is NaN, which marks a value that is not finite."""
         values = [row[name] for row in self.rows]
         return stats.NAN if any(map(math.isnan, values)) else max(values)
 
     def total(self, name: str) -> int | None:
-        """The sum; None where there is nothing to count, as of the Baseline against itself."""
+        """Return the sum; None if a count is missing, as for the Baseline against itself."""
         counts = [row[name] for row in self.rows]
         return None if any(map(pd.isna, counts)) else sum(counts)
 
     def worst(self, name: str) -> Row:
-        """The row with the largest value; one that is not finite counts as worst."""
+        """Return the row with the largest value. NaN counts as the largest."""
         return max(self.rows, key=lambda row: math.inf if math.isnan(row[name]) else row[name])
 
     def gap(self, name: str, *, value: str = "") -> Row:
-        """Columns of a gap: its value, named `value` or as the gap, and the ends of its interval."""
+        """Return the columns of a gap: its value, named `value` or as the gap, and the ends of its interval."""
         gap = self.gaps[name]
         return {value or name: gap.value, f"{name}_low": gap.low, f"{name}_high": gap.high}
 
@@ -76,13 +77,13 @@ class Cell:
 def summarise(
     rows: pd.DataFrame | Iterable[Row], by: Sequence[str], value: str, pair: Mapping[str, Against] | None = None
 ) -> list[Cell]:
-    """One cell for each combination of the columns `by`, in the order in which they first stand in `rows`.
+    """Return one cell for each combination of the columns `by`, in order of first appearance in `rows`.
 
     Args:
         rows: one per seed and combination.
-        value: column that is averaged and compared, such as a loss.
-        pair: name -> what each cell is compared with. A cell is not compared with itself; a model without a seed is
-            compared with every seed of its reference.
+        value: column to average and compare, such as a loss.
+        pair: name -> comparison. A cell is not compared with itself. A model without a seed is compared with every seed
+            of its reference.
     """
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows:
@@ -124,10 +125,10 @@ def over_seeds(rows: Iterable[Row], column: str, name: str) -> Row:
 
 
 def refuse_unlike(rows: Iterable[Row], of: str, columns: Iterable[str]) -> None:
-    """Refuse rows whose losses are not comparable: those that agree in the column `of` and differ in another.
+    """Refuse rows whose losses are not comparable.
 
     Raises:
-        UserError: names the column and its values.
+        UserError: rows agree in the column `of` and differ in one of `columns`.
     """
     rows = list(rows)
     for column in columns:
@@ -135,5 +136,5 @@ def refuse_unlike(rows: Iterable[Row], of: str, columns: Iterable[str]) -> None:
             if len(values := sorted({str(row[column]) for row in rows if row[of] == name})) > 1:
                 raise UserError(
                     f"the runs of {of} {name} differ in {column} ({', '.join(values)}), so their losses are not"
-                    " comparable: run the older ones again"
+                    " comparable: run the outdated ones again"
                 )

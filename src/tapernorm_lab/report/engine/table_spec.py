@@ -1,4 +1,4 @@
-"""A table as data: its columns, each with the formatter of its cells, which records share a line, and fixed notes."""
+"""A table as data: columns with the formatters of their cells, the records of a line, and fixed notes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from .frame import Row
 
 @dataclass(frozen=True)
 class Shown:
-    """A column of a table and what it says of each line.
+    """A column of a table and the formatter of its cells.
 
     Attributes:
         header, group, align, code, timed: as in `Column`.
-        cell: of a record, the line's first or that of the member `of`; absent where the line has no such member.
-        of: the member of a line, such as a variant.
-        once: columns of the records. The cell stays empty where a line agrees in them with the line above.
-        note: what the column means; printed beneath a table that shows it.
+        cell: formats a record: the first of the line, or its member `of`. A line without that member gets `ABSENT`.
+        of: member of a line, such as a variant.
+        once: columns of the records. The cell is empty if the line above has the same values in them.
+        note: meaning of the column, printed beneath the table.
     """
 
     header: str
@@ -38,7 +38,7 @@ class Shown:
 
 
 class Told(Protocol):
-    """What tells of a run: its name, and a sentence for each table."""
+    """A description of a run: its name, and a sentence for each table."""
 
     @property
     def run(self) -> str: ...
@@ -48,17 +48,17 @@ class Told(Protocol):
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a table shows of its records.
+    """A specification of a table: how it prints its records.
 
     Attributes:
         name: file stem.
-        title: the sentence that its caption begins with.
-        columns: in their order.
-        notes: fixed sentences, after those of the columns.
-        line: columns in which the records of a line agree; without any, each record has a line.
-        member: the column that tells the records of a line apart.
-        order: columns by which records are ordered in print, their values in the order in which they first stand.
-        printed: whether a record is printed; the CSV holds all.
+        title: first sentence of the caption.
+        columns: the columns, in order.
+        notes: fixed notes, printed after those of the columns.
+        line: columns that group records into lines; empty: each record is a line.
+        member: column that distinguishes the records of a line.
+        order: columns by which the printed records are sorted, each by the first appearance of its values.
+        printed: selects the records to print; the CSV holds all.
     """
 
     name: str
@@ -80,14 +80,14 @@ class TableSpec:
         setting: str = "",
         published: Sequence[Sequence[str]] = (),
     ) -> Table:
-        """The table of these records.
+        """Return the table of these records.
 
         Args:
-            job: of the run, whose name and sentence the caption ends with.
-            notes: what only these records tell.
-            runs: the results behind the records, with their device, PyTorch and commit.
-            setting: what was measured on, behind the caption.
-            published: rows of others' numbers, set apart at the foot.
+            job: description of the run, for the end of the caption.
+            notes: notes on these records.
+            runs: the results behind the records, with device, PyTorch and commit.
+            setting: sentences on the setting of a measurement, after the caption.
+            published: rows of other publications, set apart at the foot.
         """
         several = of_several_codes(short_commits(runs))
         of_columns = dict.fromkeys(one.note for one in self.columns if one.note)
@@ -102,7 +102,7 @@ class TableSpec:
         )
 
     def lines(self, records: Iterable[Row]) -> list[list[str]]:
-        """The cells of each line."""
+        """Return the cells of each line."""
         shown = [record for record in records if self.printed(record)]
         for name in reversed(self.order):
             places = list(dict.fromkeys(record[name] for record in shown))

@@ -1,4 +1,4 @@
-"""From curves of single seeds to what a figure draws: a median over seeds, its band, and gaps paired by seed."""
+"""The data of curves: median over seeds, its band, and gaps paired by seed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ GAP, GATE = "ce_gap_percent", "gate"
 
 @dataclass(frozen=True)
 class Keys:
-    """The columns that tell one curve from another, seeds apart, and the curve that others are compared with."""
+    """The columns that identify a curve, without its seed, and the reference of the gaps."""
 
     group: str
     member: str
@@ -31,17 +31,18 @@ FINETUNING = Keys(group="size", member="method", reference="vanilla")
 def across_seeds(
     curves: pd.DataFrame, metric: str, *, window: int | None = None, keys: Keys = PRETRAINING
 ) -> pd.DataFrame:
-    """Median and 2.5-97.5 percentile over seeds of `metric`, each seed smoothed first.
+    """Return median and 2.5-97.5 percentile of `metric` over seeds, with each seed smoothed first.
 
-    Takes curves of one member of one group, such as one variant at one width; `window` is `smoothing_window`'s, if none
-    is given.
+    Args:
+        curves: curves of one member of one group, such as one variant at one width.
+        window: points of the rolling mean; None: `smoothing_window`.
 
     Returns:
         One row per logged step: step, n (seeds), window (points of the rolling mean), median, low, high
         (NaN with one seed), and raw_median, the median of the unsmoothed curves.
 
     Raises:
-        UserError: the metric was not logged, or not at the same steps by every seed.
+        UserError: the metric was not logged, or the seeds logged it at different steps.
     """
     if metric not in curves or not has(curves, metric):
         raise UserError(f"no step of {_job(curves, keys)} logs {metric}: make the rows again from complete runs")
@@ -61,14 +62,14 @@ def across_seeds(
 
 
 def smoothing_window(points: int) -> int:
-    """About 2 % of a curve's logged points, odd; fewer than a hundred points are not smoothed."""
+    """Return about 2 % of a curve's logged points, odd. Fewer than a hundred points are not smoothed."""
     return 2 * (points // 100) + 1
 
 
 def with_gap(curves: pd.DataFrame, *, metric: str = "ce", gap: str = GAP, keys: Keys = PRETRAINING) -> pd.DataFrame:
-    """Add `gap`, 100 (L - L of the reference)/(L of the reference) of the same seed and step; NaN without one.
+    """Add `gap` = 100 (L - L_ref)/L_ref, with the reference of the same seed and step; NaN without one.
 
-    For the training loss that is of the same batch.
+    Training losses of one seed and step are of the same batch.
     """
     key = [keys.group, "seed", "step"]
     renamed = where(curves, **{keys.member: keys.reference}).rename(columns={metric: "reference"})
@@ -79,10 +80,10 @@ def with_gap(curves: pd.DataFrame, *, metric: str = "ce", gap: str = GAP, keys: 
 
 
 def gate(curves: pd.DataFrame, *, keys: Keys = PRETRAINING) -> pd.DataFrame:
-    """The one gate that the tapered members of a group share: step, and the gate as `median`.
+    """Return the gate that all tapered members of a group share: step, and the gate as `median`.
 
     Raises:
-        UserError: they were run on different schedules.
+        UserError: their schedules differ.
     """
     tapered = curves[curves[keys.member] != keys.reference]
     logged = pd.DataFrame(tapered if len(tapered) else curves).dropna(subset=[GATE])
@@ -96,14 +97,14 @@ def gate(curves: pd.DataFrame, *, keys: Keys = PRETRAINING) -> pd.DataFrame:
 
 
 def joined(parts: Iterable[pd.DataFrame], keys: Keys = PRETRAINING) -> pd.DataFrame:
-    """All that a figure draws: group, metric, member and step in front."""
+    """Join the data of a figure, with the columns group, metric, member and step first."""
     frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
     leading = [keys.group, "metric", keys.member, "step"]
     return pd.DataFrame(frame, columns=[*leading, *(c for c in frame.columns if c not in leading)])
 
 
 def where(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """The rows in which each named column has the given value, or one of a list of them."""
+    """Return the rows in which each named column has the given value, or one of a list."""
     for column, value in wanted.items():
         frame = frame.loc[np.isin(np.asarray(frame[column]), value)]
     return frame
@@ -115,13 +116,13 @@ def has(curves: pd.DataFrame, metric: str) -> bool:
 
 
 def span(rows: pd.DataFrame, column: str) -> str:
-    """The smallest and the largest of some whole numbers, or the one that all are."""
+    """Format the smallest and the largest of some integers, or their single value."""
     values = sorted({int(value) for value in rows[column].dropna()})
     return f"{values[0]}" if len(values) == 1 else f"{values[0]}–{values[-1]}"
 
 
 def seeds(rows: pd.DataFrame, column: str = "n") -> str:
-    """How many seeds, in words."""
+    """Format a number of seeds."""
     return f"{span(rows, column)} seed{'s' if max(rows[column].dropna()) > 1 else ''}"
 
 

@@ -20,11 +20,11 @@ from .figure import FigureSpec, Layout, Row
 
 _AGAINST = {"baseline_naive": "several-op norm", "baseline": "F.rms_norm"}
 _ARMS = {"baseline_naive": ("unfused", "fused"), "baseline": ("baseline_naive", "unfused", "fused", "identity")}
-_STEP = 0.19  # between arms side by side; prompts are 1 apart
+_STEP = 0.19  # distance of arms, in units of the distance of prompts
 
 
 def drawn(bench: Bench, _: ReportJob) -> pd.DataFrame:
-    """Everything the figure draws: a row per panel (against, mode, batch), prompt and arm.
+    """Return the data of the figure: a row per panel (against, mode, batch), prompt and arm.
 
     Raises:
         UserError: nothing was decoded.
@@ -32,7 +32,7 @@ def drawn(bench: Bench, _: ReportJob) -> pd.DataFrame:
     rows = bench.where(phase="decode")
     if not rows:
         raise UserError(
-            "figure_decode needs decoding, which was not measured: run `tapernorm bench decode` in some mode"
+            "figure_decode needs decoding in some mode, which was not measured: run `tapernorm bench decode`"
         )
     parts = []
     for against, arms in _ARMS.items():
@@ -50,7 +50,7 @@ def drawn(bench: Bench, _: ReportJob) -> pd.DataFrame:
 
 
 def _layout(frame: pd.DataFrame, bench: Bench, _: ReportJob) -> Layout:
-    """First as published, eager against the several-op norm, then every mode against `F.rms_norm`; a row per batch."""
+    """Lay out a row per batch: eager mode against the several-op norm, then every mode against `F.rms_norm`."""
     columns = pd.DataFrame(frame, columns=["against", "mode"]).drop_duplicates().to_dict("records")
     draw = partial(_draw, labels=arm_labels(bench))
     rows = [
@@ -64,7 +64,7 @@ def _layout(frame: pd.DataFrame, bench: Bench, _: ReportJob) -> Layout:
 
 
 def _draw(axes: Axes, cell: pd.DataFrame, *, labels: dict[str, str]) -> None:
-    """Arms side by side at each prompt, and a line where Baseline is."""
+    """Draw the arms side by side at each prompt, and a line at Baseline."""
     prompts, arms = sorted(cell["prompt"].unique()), _ARMS[cell["against"].iloc[0]]
     axes.axhline(1, color="#000000", linewidth=0.7)
     for index, arm in enumerate(arms):
@@ -90,9 +90,9 @@ def _caption(frame: pd.DataFrame, bench: Bench, job: ReportJob) -> Iterator[str]
     yield "Points: median of the ratio paired by round." + (" Bars: its 95 % bootstrap interval." if several else "")
     theirs = f"ranges published by {published.TABLE2_SHORT} on {published.TABLE2_SETTING}"
     if bands.has(frame, "published_low"):
-        yield f"Bands: the {theirs}, where the mode and Baseline's norm are theirs."
+        yield f"Bands: the {theirs}, drawn for the same mode and the same Baseline."
     else:
-        yield f"The {theirs} are of eager mode and not drawn."
+        yield f"The {theirs} are of eager mode, and are not drawn."
     yield from unavailable_notes(bench)
     yield job.caption
 

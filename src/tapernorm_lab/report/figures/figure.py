@@ -1,4 +1,4 @@
-"""A figure as data: the rows that it draws, its panels and its caption; and the files that it becomes."""
+"""A figure as data (rows, panels, caption), and its files."""
 
 import os
 import re
@@ -23,18 +23,18 @@ from . import style
 from .bands import where
 
 _LEGEND_LINE_IN = 0.15
-_DECIMALS = 9  # of a place in the figure, as a fraction of its size
+_DECIMALS = 9  # of a position, as a fraction of the figure's size
 
 
 @dataclass(frozen=True)
 class Row:
-    """Panels side by side; one alone takes the whole width.
+    """Panels side by side; a single one takes the whole width.
 
     Attributes:
-        draw: onto the axes of a panel, from its rows of the frame; it may replace the labels below.
-        panels: of each, which rows those are: column -> value, or a list of values.
-        xlabel: without any, the row beneath has the numbers and the label of both.
-        same_y: one vertical axis for all of them.
+        draw: draws a panel on its axes, from its rows of the frame; it may replace the labels below.
+        panels: selection of rows for each panel: column -> value, or a list of values.
+        xlabel: label of the horizontal axis; empty: the row beneath has the axis of both.
+        same_y: share one vertical axis.
     """
 
     draw: Callable[[Axes, pd.DataFrame], None]
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """Rows of panels beneath a legend of all that they label; `same_y`: one vertical axis for all rows."""
+    """Rows of panels beneath a common legend; `same_y`: all rows share one vertical axis."""
 
     rows: Sequence[Row]
     width_in: float = style.PAGE_IN
@@ -58,7 +58,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, the rows that it draws, and its caption in plain Unicode."""
+    """A drawn figure, its data, and its caption in plain Unicode."""
 
     figure: Figure
     frame: pd.DataFrame
@@ -67,12 +67,12 @@ class Drawing:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """What a figure draws of the rows of its source, and how. Each attribute also takes the job that tells of the run.
+    """A specification of a figure. Each attribute is a function, whose last argument is the job that describes the run.
 
     Attributes:
-        frame: everything that it draws; its CSV.
-        layout: its panels, from the frame and the source.
-        caption: sentences, from the frame and the source: what it shows, and how to read it.
+        frame: takes the rows of the source; returns the data of the figure, which is also its CSV.
+        layout: takes the data and the rows; returns the panels.
+        caption: takes the data and the rows; returns sentences on what the figure shows and how to read it.
     """
 
     frame: Callable[[Any, Any], pd.DataFrame]
@@ -80,10 +80,10 @@ class FigureSpec:
     caption: Callable[[pd.DataFrame, Any, Any], Iterable[str]]
 
     def draw(self, found: Any, job: Any) -> Drawing:
-        """Draw it.
+        """Draw the figure.
 
         Raises:
-            UserError: the rows hold nothing to draw, or what one figure cannot show.
+            UserError: the rows hold nothing to draw, or data that one figure cannot show together.
         """
         frame = self.frame(found, job)
         caption = " ".join(filter(None, self.caption(frame, found, job)))
@@ -115,7 +115,7 @@ def _compose(layout: Layout, frame: pd.DataFrame) -> Figure:
 
 
 def _legend(figure: Figure, columns: int) -> int:
-    """Name each look once, points with their intervals first; returns the number of lines."""
+    """Draw the legend, each label once, points with intervals first; return its number of lines."""
     pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     pairs.sort(key=lambda pair: not isinstance(pair[0], Container))
     shown: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def _legend(figure: Figure, columns: int) -> int:
 
 
 def save(drawing: Drawing, stem: Path) -> None:
-    """Write `stem`.pdf and .png, .csv with what they draw, and the caption as .md and as a float in .tex.
+    """Write `stem`.pdf and .png, the data as .csv, and the caption as .md and as a float in .tex.
 
     Equal input gives equal files, byte for byte, at one version of matplotlib.
     """
@@ -144,12 +144,12 @@ def save(drawing: Drawing, stem: Path) -> None:
 
 
 def markdown(text: str) -> str:
-    """`text` with every character that Markdown gives a meaning within a line escaped."""
+    """Escape every character that has a meaning within a line of Markdown."""
     return re.sub(r"([\\`*_$|<\[\]])", r"\\\1", text)
 
 
 def latex(drawing: Drawing, name: str) -> str:
-    """A float with the figure's PDF, its caption and its label."""
+    """Return a float with the PDF, the caption and the label of the figure."""
     kind = "figure*" if drawing.figure.get_figwidth() > style.COLUMN_IN else "figure"
     lines = [
         "% Needs \\usepackage{graphicx}",
@@ -163,22 +163,22 @@ def latex(drawing: Drawing, name: str) -> str:
 
 
 class RoundedLayout(ConstrainedLayoutEngine):
-    """Constrained layout with the places of all axes rounded.
+    """Constrained layout with rounded positions of all axes.
 
-    The solver orders its terms by their addresses in memory, so that the last bits of a place differ between processes.
+    The solver orders its terms by memory address, so that the last bits of a position differ between processes.
     """
 
     def execute(self, fig: Figure) -> Any:
         grids = super().execute(fig)
         for axes in fig.axes:
             axes.set_position(Bbox(axes.get_position(original=True).get_points().round(_DECIMALS)), which="original")
-            axes.set_in_layout(True)  # set_position takes it out
+            axes.set_in_layout(True)  # set_position clears this
         return grids
 
 
 @contextmanager
 def _one_date() -> Iterator[None]:
-    """The date that files are to carry, by the convention of reproducible builds: embedded fonts have one too."""
+    """Fix the date in the files, as reproducible builds do. Embedded fonts carry a date as well."""
     before = os.environ.get("SOURCE_DATE_EPOCH")
     os.environ["SOURCE_DATE_EPOCH"] = "0"
     try:

@@ -19,20 +19,20 @@ from .figure import FigureSpec, Layout, Row
 LOSS, HELD_OUT = "ce", "valid_ce"
 GAPS = {LOSS: bands.GAP, HELD_OUT: "valid_ce_gap_percent"}
 GATE, REMOVAL = bands.GATE, "removal"
-CURVES = ("run", *MODEL, "step", LOSS, HELD_OUT, GATE)  # the columns of the curves that the figure reads
+CURVES = ("run", *MODEL, "step", LOSS, HELD_OUT, GATE)  # columns of the curves that the figure reads
 TAPERS, FAKELN = ("internal_aux", "all_aux"), "fakeln"
-STAGES = {"ln_2": "MLP", "qk": "q, k", "v": "v", "ln_f": "final"}  # last part of a site's name -> the stage it is of
+STAGES = {"ln_2": "MLP", "qk": "q, k", "v": "v", "ln_f": "final"}  # last part of a norm's name -> stage of its removal
 
 
 def drawn(found: Any, _: ReportJob) -> pd.DataFrame:
-    """Everything the figure draws, as rows (size, metric, method, step, ...), a removal with its site and stage.
+    """Return the data of the figure: rows (size, metric, method, step, ...), and removals with site and stage.
 
     Raises:
-        UserError: no curve, seeds logged at different steps, or runs of one size on different schedules.
+        UserError: there is no curve, seeds logged at different steps, or the schedules of one size differ.
     """
     curves, removals = found.curves, found.removals
     if curves.empty:
-        raise UserError("figure_finetune needs curves of fine-tunes and there are none: run at least one of them")
+        raise UserError("figure_finetune needs the curve of a fine-tune, and there is none: run `tapernorm finetune`")
     parts = []
     for size in curves["size"].unique():
         here = bands.where(curves, size=size)
@@ -49,7 +49,7 @@ def drawn(found: Any, _: ReportJob) -> pd.DataFrame:
 
 
 def _lines(curves: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """What is drawn of one method at one size: training loss smoothed, held-out loss as it is, and their gaps."""
+    """Yield the lines of one method at one size: smoothed training loss, held-out loss, and their gaps."""
     method = curves["method"].iloc[0]
     names = [name for pair in GAPS.items() for name in pair] + ([GATE] if method == FAKELN else [])
     for name in names:
@@ -59,16 +59,17 @@ def _lines(curves: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def _window(curves: pd.DataFrame, metric: str) -> int:
-    """Points of the rolling mean: of the training loss about 6 %, a fine-tune is short and losses lie close together.
+    """Return the points of the rolling mean.
 
-    Their gap is of the same batches and varies less: about 2 %, so that it rises where a norm goes. Held out: none.
+    Training loss: about 6 % of the points, because a fine-tune is short and its losses lie close together. Gap: about
+    2 %, because it varies less and must show each removal. Held-out loss: not smoothed.
     """
     points = len(set(curves.dropna(subset=[metric])["step"]))
     return {LOSS: 2 * (3 * points // 100) + 1, GAPS[LOSS]: bands.smoothing_window(points)}.get(metric, 1)
 
 
 def _removed(removals: pd.DataFrame) -> pd.DataFrame:
-    """Step, site and stage of every removal at one size, which all of its seeds share."""
+    """Return step, site and stage of every removal at one size; all seeds share them."""
     distinct = removals.drop_duplicates(["site", "step"]).sort_values("step", ignore_index=True, kind="stable")
     found = pd.DataFrame(distinct, columns=["site", "step"])
     if twice := found["site"][found["site"].duplicated()].tolist():
@@ -80,7 +81,7 @@ def _removed(removals: pd.DataFrame) -> pd.DataFrame:
 
 
 def _layout(frame: pd.DataFrame, *_: Any) -> Layout:
-    """A column per size; a row of panels that has nothing to show is left out."""
+    """Lay out a column per size, without rows of panels that have no data."""
     sizes = list(frame["size"].unique())
 
     def row(draw: Any, metrics: Sequence[str], height_in: float, ylabel: str, **more: Any) -> Row:
@@ -111,7 +112,7 @@ def _gaps(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _curves(axes: Axes, rows: pd.DataFrame, line: str, points_of: str) -> None:
-    """Training as a line with its band, held-out as points in the same colour, of the method's shape."""
+    """Draw the training loss as a line with its band, and the held-out loss as points of the same colour."""
     held_out = bands.where(rows, metric=points_of)
     markers = style.MARKERS if len(held_out) else {}
     panels.curves(axes, bands.where(rows, metric=line), "method", style.METHODS, METHOD_LABELS, markers, marked=0)
@@ -129,7 +130,7 @@ def _gates(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _removals(axes: Axes, rows: pd.DataFrame) -> None:
-    """A tick per removed norm, a row per stage, in the order of the stages downward."""
+    """Draw a tick per removed norm, in a row per stage, from top to bottom in the order of the stages."""
     stages = list(STAGES.values())
     steps = [bands.where(rows, stage=stage)["step"].tolist() for stage in stages]
     color = style.METHODS[FAKELN]["color"]

@@ -16,14 +16,14 @@ from .figure import FigureSpec, Layout
 from .figure import Row as PanelRow
 
 ROWS, POSITIONS = "rows", "positions"  # the two panels
-_APART = 0.15  # between models at one place, of the distance of places
+_APART = 0.15  # distance of models at one place, in units of the distance of places
 
 
 def drawn(rows: RobustnessRows, job: OddInputsReportJob) -> pd.DataFrame:
-    """Everything the figure draws, at the widest width: panel, place, positions, model, n, value, low, high.
+    """Return the data of the figure, at the largest width: panel, place, positions, model, n, value, low, high.
 
-    Of rows: mean of the seeds' means, mean of their medians, the worst row of all; of positions: median over seeds and
-    2.5-97.5 percentile.
+    Panel rows: value is the mean and low the median, both averaged over seeds; high is the worst row of all seeds.
+    Panel positions: median over seeds, and 2.5-97.5 percentile.
 
     Raises:
         UserError: there are no scores.
@@ -43,7 +43,7 @@ def _rows(found: list[Row], d_model: int) -> Iterator[Row]:
 
 
 def _within(row: Row) -> bool:
-    """Whether these are the positions that longer rows share with the others."""
+    """Whether a record is of the positions that longer rows share with the others."""
     return row["trial"] == LONGER and row["part_label"].startswith("positions 0–")
 
 
@@ -104,7 +104,7 @@ def _caption(frame: pd.DataFrame, rows: RobustnessRows, job: OddInputsReportJob)
     yield f"Right: the models were trained on {rows.trials['context'].iloc[0]} tokens (dotted)."
     yield panels.reading(bands.where(frame, panel=POSITIONS).assign(window=1))
     if bands.where(frame, panel=ROWS)["high"].hasnans or frame["value"].hasnans:
-        yield "What is not finite is not drawn."
+        yield "Values that are not finite are not drawn."
     yield job.caption
 
 

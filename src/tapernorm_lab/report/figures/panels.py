@@ -1,4 +1,4 @@
-"""What panels share: curves with their bands, the gate, and ticks that can be read."""
+"""Parts of panels: curves with their bands, the gate, and tick labels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from ..engine.statistics import BAND
 from . import style
 from .bands import has, span, where
 
-_DECADES = 300  # of an axis, from which on only powers of ten are numbered
+_DECADES = 300  # ratio of an axis' ends above which only powers of ten are labelled
 
 
 def curves(
@@ -26,11 +26,9 @@ def curves(
 ) -> None:
     """Draw a median over seeds with its band for each value of the column `by`; two seeds as two lines.
 
-    The numbers are those of the frame, which the figure's CSV holds: nothing is computed anew for the picture.
-
     Args:
         rows: step, n, median, low and high, ordered by step.
-        markers: by which curves are told apart in grey, about `marked` on each, and one in the legend.
+        markers: markers that distinguish the curves in grey, about `marked` on each curve.
     """
     present = [name for name in looks if name in set(rows[by])]
     for place, name in enumerate(present):
@@ -50,13 +48,13 @@ def curves(
 
 
 def _two_seeds(line: pd.DataFrame) -> list[Any]:
-    """The smaller and the larger of two seeds; `low` and `high` leave out a share of their distance at either end."""
+    """Return the smaller and the larger of two seeds, extrapolated from the percentiles `low` and `high`."""
     beyond = (line["high"] - line["low"]) * BAND[0] / (BAND[1] - BAND[0])
     return [line["low"] - beyond, line["high"] + beyond]
 
 
 def reading(rows: pd.DataFrame) -> str:
-    """What a caption says of curves that `curves` draws: seeds, line and band, smoothing."""
+    """Return the sentences of a caption on lines, bands and smoothing of curves."""
     counts, windows = (sorted(set(rows[column].dropna())) for column in ("n", "window"))
     several = "Line: median over seeds; band: 2.5–97.5 percentile." if counts[-1] > 2 else ""
     two = "Two seeds have two lines: the smaller and the larger at each step." if 2 in counts else ""
@@ -66,7 +64,7 @@ def reading(rows: pd.DataFrame) -> str:
 
 
 def gate(axes: Axes, rows: pd.DataFrame) -> None:
-    """The gate over the steps, from 1 (norm) to 0 (constant)."""
+    """Draw the gate over the steps, from 1 (norm) to 0 (constant)."""
     axes.fill_between(rows["step"], rows["median"], color=style.GATE["color"], alpha=0.15, linewidth=0)
     axes.plot(rows["step"], rows["median"], **style.GATE)
     axes.set(ylim=(0, 1.08), yticks=(0, 1))
@@ -74,13 +72,13 @@ def gate(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def steps(axes: Axes) -> None:
-    """Number steps along the axis, in thousands where they are many."""
+    """Label the steps on the horizontal axis, in thousands if there are many."""
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def log_ticks(axis: Axis) -> None:
-    """Number a logarithmic axis at 1, 2, 5, or at 3 too on a short one, at powers of ten on a long one."""
+    """Label a logarithmic axis at 1, 2, 5; a short one also at 3, and a long one only at powers of ten."""
     low, high = axis.get_view_interval()
     subs = (1, 2, 3, 5) if high / low <= 30 else (1, 2, 5) if high / low <= _DECADES else (1,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=9))
@@ -89,5 +87,5 @@ def log_ticks(axis: Axis) -> None:
 
 
 def zero(axes: Axes) -> None:
-    """The line where there is no gap."""
+    """Draw the line of a gap of 0."""
     axes.axhline(0, color=style.LINES["baseline"]["color"], linewidth=0.7)

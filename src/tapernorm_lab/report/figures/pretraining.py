@@ -22,16 +22,16 @@ LOSS, LOGIT_RMS, LOGIT_CENTRED, LOGIT_MAX, GRADIENT = "ce", "logit_rms", "logit_
 CURVES = (*JOB, "step", GATE, LOSS, LOGIT_RMS, LOGIT_CENTRED, LOGIT_MAX, GRADIENT)
 _STEP = "optimizer step"
 _GATE_ROW = Row(panels.gate, [{"metric": GATE}], 0.65, "gate", _STEP)
-_LATE = 0.8  # of the steps: where the end of training begins, which is drawn enlarged
-_CALM = 3.0  # times the smallest late median of a variant, up to which another does not explode
+_LATE = 0.8  # share of the steps after which the inset begins
+_CALM = 3.0  # largest ratio of a stable variant's late median to the smallest of all variants
 Found = tuple[pd.DataFrame, pd.DataFrame]  # results and curves
 
 
 def drawn(curves: pd.DataFrame, metrics: Sequence[str], variants: Sequence[str], widths: Sequence[int]) -> pd.DataFrame:
-    """Everything a figure draws, as rows (d_model, metric, variant, step, ...); the gate has no variant of its own.
+    """Return the data of a figure: rows (d_model, metric, variant, step, ...). The gate has the variant "shared".
 
     Raises:
-        UserError: no variant ran at a width, a metric was not logged, or runs of one width were on other schedules.
+        UserError: no variant ran at a width, a metric was not logged, or the schedules of one width differ.
     """
     curves = bands.with_gap(curves) if bands.GAP in metrics else curves
     parts = []
@@ -58,18 +58,18 @@ def _frame1a(found: Found, _: ReportJob) -> pd.DataFrame:
 
 
 def _of_widest(metrics: Callable[[pd.DataFrame], Sequence[str]], found: Found, _: ReportJob) -> pd.DataFrame:
-    """All variants at the widest width."""
+    """Return the data of all variants at the largest width."""
     return drawn(found[1], metrics(found[1]), VARIANTS, _widths(found[1])[-1:])
 
 
 def _logits(curves: pd.DataFrame) -> tuple[str, str]:
-    """What is drawn of the logits: their magnitude about each token's mean where all rows have it."""
+    """Return the metrics of the logits, with the RMS about each token's mean if all rows have it."""
     centred = LOGIT_CENTRED in curves and bool(curves[LOGIT_CENTRED].notna().all())
     return LOGIT_CENTRED if centred else LOGIT_RMS, LOGIT_MAX
 
 
 def _layout1a(frame: pd.DataFrame, _: Found, job: ReportJob) -> Layout:
-    """Loss and gap of each width above one gate."""
+    """Lay out loss and gap of each width above one gate."""
     widths = _widths(frame)
     losses, gaps = ([{"d_model": d, "metric": metric} for d in widths] for metric in (LOSS, bands.GAP))
     rows = [
@@ -89,7 +89,7 @@ def _layout1b(frame: pd.DataFrame, _: Found, job: ReportJob) -> Layout:
 
 
 def _layout2(frame: pd.DataFrame, _: Found, job: ReportJob) -> Layout:
-    """All variants, and where one explodes, the others by themselves."""
+    """Lay out all variants and, if one explodes, a second panel of the stable ones."""
     draw = partial(_gradients, clip_norm=job.clip_norm)
     rows = [Row(draw, [{"metric": GRADIENT}], 1.6, "gradient norm\nbefore clipping", titles=_titles(frame, job))]
     calm = _calm(frame)
@@ -100,19 +100,19 @@ def _layout2(frame: pd.DataFrame, _: Found, job: ReportJob) -> Layout:
 
 
 def _calm(frame: pd.DataFrame) -> list[str]:
-    """The variants whose late gradients stay within a few times the smallest."""
+    """Return the variants whose late gradient norm is at most `_CALM` times the smallest."""
     late = _late(bands.where(frame, metric=GRADIENT))
     medians = {str(variant): np.median(rows["median"]) for variant, rows in late.groupby("variant")}
     return [variant for variant, median in medians.items() if median <= _CALM * min(medians.values())]
 
 
 def _late(rows: pd.DataFrame) -> pd.DataFrame:
-    """The end of training."""
+    """Return the rows of the end of training."""
     return pd.DataFrame(rows[rows["step"] >= _LATE * rows["step"].max()])
 
 
 def _titles(frame: pd.DataFrame, job: ReportJob) -> list[str]:
-    """What is above the panels of each width."""
+    """Return the titles of the panels, one per width."""
     sizes = {d: job.labels.get(d, "") for d in _widths(frame)}
     return [f"d = {d}" + (f" ({size})" if size not in ("", str(d)) else "") for d, size in sizes.items()]
 
@@ -126,7 +126,7 @@ def _variants(axes: Axes, rows: pd.DataFrame, *, log: bool = False) -> None:
 
 
 def _losses(axes: Axes, rows: pd.DataFrame) -> None:
-    """The loss, with the end of training enlarged where the early fall leaves room."""
+    """Draw the loss, with the end of training enlarged in an inset."""
     panels.curves(axes, rows, "variant", style.LINES, VARIANT_LABELS)
     panels.steps(axes)
     inset = axes.inset_axes((0.4, 0.46, 0.6, 0.54))
@@ -150,7 +150,7 @@ def _gradients(axes: Axes, rows: pd.DataFrame, *, clip_norm: float | None, log: 
 
 
 def _shared_gate(axes: Axes, rows: pd.DataFrame) -> None:
-    """The gate of every width by the share of its steps, one line where they agree."""
+    """Draw the gate of every width over the fraction of its steps; equal gates are one line."""
     share = rows["step"] / rows.groupby("d_model")["step"].transform("max")
     for _, one in rows.assign(step=share).drop_duplicates(["step", "median"]).groupby("d_model"):
         panels.gate(axes, one)

@@ -22,13 +22,13 @@ _WINDOW_COLUMNS = (
     *("gap_percent", "gap_low", "gap_high"),
 )
 _TARGET_COLUMNS = ("arm", "label", "start_fraction", "end_fraction", "seed", "scale_target", "valid_ce", "gap_percent")
-_APART = 0.008  # of the steps, between lines that meet: their intervals would hide each other
-_APART_TIMES = 1.012  # between arms, whose points at one target would hide each other
+_APART = 0.008  # distance of lines, as a fraction of the steps, so that their intervals do not overlap
+_APART_TIMES = 1.012  # ratio of the targets at which two arms are drawn, so that points do not overlap
 _GAP = "gap to Baseline (%)"
 
 
 def windows(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
-    """What the figure of a stage that varies the taper's window draws: a row per variant, start and end of the taper.
+    """Return the data of a stage that varies the taper's window: a row per variant, start and end of the taper.
 
     Raises:
         UserError: no arm of the stage tapers as the paper does.
@@ -43,7 +43,7 @@ def windows(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
 
 
 def targets(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
-    """What the figure of a stage that varies the scale loss draws: a row per run with one.
+    """Return the data of a stage that varies the scale loss: a row per run with that loss.
 
     Each gap is in percent of the loss of the same seed's Baseline.
 
@@ -65,7 +65,7 @@ def targets(rows: pd.DataFrame, job: StageJob) -> pd.DataFrame:
 
 
 def _window_layout(frame: pd.DataFrame, *_: Any) -> Layout:
-    """A panel per variant, a line per start."""
+    """Lay out a panel per variant, with a line per start of the taper."""
     starts = sorted(set(frame["start_fraction"]))
     variants = [variant for variant in VARIANTS if variant in set(frame["variant"])]
     row = Row(
@@ -101,7 +101,7 @@ def _target_layout(frame: pd.DataFrame, _: pd.DataFrame, job: StageJob) -> Layou
 
 
 def _draw_targets(axes: Axes, frame: pd.DataFrame, *, arms: list[str]) -> None:
-    """A point per run, arms set apart a little."""
+    """Draw a point per run, with a small distance between arms."""
     for place, arm in enumerate(arms):
         here = bands.where(frame, arm=arm)
         first = here.iloc[0]

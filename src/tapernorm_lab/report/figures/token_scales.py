@@ -1,4 +1,4 @@
-"""The per-token scale at every norm, before and after a taper: where one constant has to stand for all tokens."""
+"""The figure of the per-token scale at every norm, before and after a taper, with the constant that replaces it."""
 
 import re
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ _GONE, _KEPT = style.LINES["internal_aux"]["color"], style.LINES["baseline"]["co
 _RANGE: dict[str, Any] = {"linestyle": "none", "elinewidth": 1.2, "marker": "o", "markersize": 2.4}
 _CONSTANT: dict[str, Any] = {"color": "#7A7A7A", "linewidth": 0.9}
 _BLOCKS = "norms in the order they run, by block"
-_MOST_APART = 100  # times as large, on one axis
-_NAMED = 3  # of the largest tokens
+_MOST_APART = 100  # largest ratio of two forms on one axis
+_NAMED = 3  # tokens named in the caption
 
 
 def drawn(found: OwnRows, label: str) -> pd.DataFrame:
-    """The scales at every norm of the taper `label`, in both forms."""
+    """Return the scales at every norm of the taper `label`, in both forms."""
     return found.spread_of(label)
 
 
 def _layout(rows: pd.DataFrame, *_: Any) -> Layout:
-    """A panel for each form above the other; a control has no norm gone."""
+    """Lay out one panel per form, one above the other."""
     after = "tapered, at g = 0" if bool(rows["gone"].any()) else "trained, every norm kept"
     shared = {"height_in": 2.05, "ylabel": "per-token scale s"}
     both = [
@@ -39,7 +39,7 @@ def _layout(rows: pd.DataFrame, *_: Any) -> Layout:
 
 
 def _comparable(rows: pd.DataFrame) -> bool:
-    """Whether both forms are readable on one axis; what a taper let grow without bound would flatten the other."""
+    """Whether both forms fit on one axis, so that a form with huge scales does not flatten the other."""
     tops = [float(bands.where(rows, form=form)[["first", "largest"]].max(axis=None)) for form in _FORMS]
     return max(tops) <= _MOST_APART * min(tops)
 
@@ -72,7 +72,7 @@ def _draw(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _blocks(axes: Axes, rows: pd.DataFrame) -> None:
-    """Ticks at the first norm of a block, numbered; every so many where there are many."""
+    """Label the first norm of each block, or of every k-th block if there are many."""
     starts: dict[str, int] = {}
     for name, place in zip(rows["norm"], rows["place"], strict=True):
         found = re.search(r"\.(\d+)\.", name)
@@ -85,7 +85,7 @@ def _blocks(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _caption(rows: pd.DataFrame, found: OwnRows, label: str) -> Iterator[str]:
-    """What the reader must know: run, text, which norms are gone, the tokens of the largest scales, lost ones."""
+    """Yield the sentences of the caption: run, text, tapered norms, tokens of the largest scales, scales not finite."""
     first, gone = rows.iloc[0], bands.where(rows, form="before")["gone"]
     yield "Per-token scale at every norm, before and after."
     yield f"Run {found.run}, {label}: {gone.sum()} of {len(gone)} norms gone."
@@ -94,12 +94,12 @@ def _caption(rows: pd.DataFrame, found: OwnRows, label: str) -> Iterator[str]:
         mine = bands.where(rows, form=form)
         yield f"Largest tokens {form}, in multiples of the median: {_largest(mine)}."
         if (lost := max(mine["nonfinite"])) > 0:
-            yield f"∞: up to {lost} tokens {form} have no finite scale; what reaches them is not drawn."
+            yield f"∞: up to {lost} tokens {form} have no finite scale; quantiles that include them are not drawn."
     yield found.caption
 
 
 def _largest(rows: pd.DataFrame) -> str:
-    """The tokens of the largest scales at later positions, each piece once."""
+    """Name the tokens of the largest scales at later positions, each piece once."""
     times = rows.assign(times=rows["largest"] / rows["median"]).sort_values("times", ascending=False, kind="stable")
     named = pd.DataFrame(times[times["times"] > 0]).drop_duplicates(["piece"]).head(_NAMED).to_dict("records")
     return ", ".join(f"{row['piece']!r} at position {row['position']} ({row['times']:.3g})" for row in named)

@@ -1,4 +1,4 @@
-"""JSON of a decoding benchmark -> one tidy row per phase, mode, batch, prompt and arm."""
+"""Decoding benchmarks: from the JSON to one row per phase, mode, batch, prompt and arm."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,16 +23,16 @@ NAN = math.nan
 DECODE, LAST_TOKEN, REPLACEMENTS = "bench_decode", "bench_last_token", "bench_rivals"  # the kinds of file
 BASELINES = ("baseline", "baseline_naive")  # with F.rms_norm, and with the several-op norm
 ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")
-REPLACEMENT_ARMS = ("dyt", "derf")  # in files of the kind bench_rivals, beside those
+REPLACEMENT_ARMS = ("dyt", "derf")  # further arms in files of the kind bench_rivals
 MODES = {"eager": "eager", "compile": "torch.compile", "cudagraph": "CUDA graph"}
 PHASES = ("decode", "prefill", "forward")
-CELL = ("phase", "mode", "batch", "prompt")  # within it, arms are paired round by round
+CELL = ("phase", "mode", "batch", "prompt")  # the arms of one cell are paired round by round
 
 FRAME = Frame(
     file="{}.json",
     key=(*CELL, "arm"),
     verb="bench",
-    fields={  # the same for every row
+    fields={  # facts that all rows of a file share
         "variant": text("job.variant"),
         "d_model": integer("job.d_model"),
         "n_layer": integer("job.n_layer"),
@@ -42,8 +42,8 @@ FRAME = Frame(
         "warmup": integer("job.warmup", "untimed rounds"),
         "device": text("machine.device"),
         "threads": integer("machine.threads"),
-        "tf32": Field("flag", "machine.tf32"),  # null where the device has none
-        "load_before": number("machine.load_before"),  # of the machine, null where it tells none
+        "tf32": Field("flag", "machine.tf32"),  # null if the device has no TF32
+        "load_before": number("machine.load_before"),  # load of the machine; null if it reports none
         "load_after": number("machine.load_after"),
         "torch": text("provenance.packages.torch"),
         "python": text("provenance.python"),
@@ -59,10 +59,10 @@ Cell = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark file, summarised."""
+    """The summary of a benchmark file."""
 
     rows: list[Row]
-    facts: Row  # what every row shares
+    facts: Row  # columns that all rows share
     clocks: Mapping[str, Any]
     checks: Mapping[str, Mapping[str, float]]  # arm -> largest_logit_difference, logit_scale
     unavailable: Mapping[str, str]  # mode -> why it could not be measured
@@ -70,11 +70,11 @@ class Bench:
 
     @property
     def records(self) -> list[Row]:
-        """Every row with the facts that all of them share."""
+        """Every row with the facts of the file."""
         return [{**row, **self.facts} for row in self.rows]
 
     def where(self, **values: object) -> list[Row]:
-        """Rows whose columns hold these values."""
+        """Return the rows whose columns have these values."""
         return [row for row in self.rows if all(row[column] == value for column, value in values.items())]
 
 
@@ -88,9 +88,7 @@ def read(path: Path, *, kind: str = DECODE) -> Bench:
     document = read_document(path, kind)
     facts = FRAME.facts(document, path) | ({} if kind == LAST_TOKEN else FRAME.facts(document, path, of="decode"))
     if facts["variant"] not in VARIANT_LABELS:
-        raise UserError(
-            f"{path}: variant {facts['variant']!r} is none of {', '.join(VARIANT_LABELS)}: bench one of them"
-        )
+        raise UserError(f"{path} timed the variant {facts['variant']!r}: time a model of {', '.join(VARIANT_LABELS)}")
     bandwidth = (document.get("read_bandwidth") or {}).get("bytes_per_s")
     read_bandwidth = bootstrap_median(bandwidth) if bandwidth else None
     facts["read_bytes_per_s"] = read_bandwidth.value if read_bandwidth else NAN
@@ -107,22 +105,26 @@ def read(path: Path, *, kind: str = DECODE) -> Bench:
 def bench_rows(
     cells: Sequence[Mapping[str, Any]], read_bytes_per_s: float = NAN, where: str = "the bench"
 ) -> list[Row]:
-    """One row per entry of `cells`, in order of phase, mode, batch, prompt and arm.
+    """Return one row per entry of `cells`, ordered by phase, mode, batch, prompt and arm.
 
     Columns: n (rounds), tokens (per sample), tokens_per_s, ratio_baseline and ratio_baseline_naive (speed relative to
-    either, paired by round), each with _low and _high (95 % bootstrap, NaN with one round);
-    bytes_per_token; bytes_per_s = bytes_per_token * tokens_per_s; read_share of the bytes/s that the device can read.
+    each Baseline, paired by round), each with _low and _high (95 % bootstrap, NaN with one round);
+    bytes_per_token; bytes_per_s = bytes_per_token * tokens_per_s; read_share = bytes_per_s / read_bytes_per_s.
+
+    Args:
+        read_bytes_per_s: read bandwidth of the device.
+        where: name of the benchmark in messages.
 
     Raises:
-        UserError: no samples, an unknown name, an arm given twice or not at all, or rounds that do not pair.
+        UserError: there are no samples, a name is unknown, an arm is missing or given twice, or rounds do not pair.
     """
     if not cells:
-        raise UserError(f"{where} holds no samples: none of the modes asked for could be measured; choose another")
+        raise UserError(f"{where} holds no samples, as none of its modes could be measured: choose other modes")
     names = {"phase": PHASES, "mode": MODES, "arm": (*ARMS, *REPLACEMENT_ARMS)}
     groups: dict[Cell, dict[str, Mapping[str, Any]]] = {}
     for entry in cells:
         if odd := [key for key in _ENTRY if key not in entry or (key in names and entry[key] not in names[key])]:
-            raise UserError(f"{where}: a cell has no {', '.join(odd)} that this version knows: run the bench again")
+            raise UserError(f"{where}: this version does not know the {', '.join(odd)} of a cell: run the bench again")
         arms = groups.setdefault(tuple(entry[key] for key in CELL), {})
         if entry["arm"] in arms:
             raise UserError(f"{where}: {entry['arm']} is given twice at {named(entry)}: run the bench again")
@@ -136,7 +138,7 @@ def _order(cell: Cell) -> Cell:
 
 
 def _cell_rows(arms: Mapping[str, Mapping[str, Any]], read_bytes_per_s: float, where: str) -> list[Row]:
-    """Rows of the arms that were timed round by round against one another."""
+    """Return the rows of one cell."""
     _refuse_unpaired(arms, where)
     samples: Samples = {arm: entry["seconds"] for arm, entry in arms.items()}
     rows = []
@@ -166,21 +168,23 @@ def _refuse_unpaired(arms: Mapping[str, Mapping[str, Any]], where: str) -> None:
         bad = [s for s in entry["seconds"] if not (math.isfinite(s) and s > 0)]
         if bad or not entry["seconds"]:
             found = f"a time of {bad[0]} s" if bad else "no time"
-            raise UserError(f"{where}: {arm} at {at} has {found}: a time is above 0 s; run the bench again")
+            raise UserError(f"{where}: {arm} at {at} has {found}, and a time must be above 0 s: run the bench again")
     for what, count in (("rounds", lambda entry: len(entry["seconds"])), ("tokens", lambda entry: entry["tokens"])):
         counts = {arm: count(entry) for arm, entry in arms.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{arm} {n}" for arm, n in counts.items())
-            raise UserError(f"{where}: arms at {at} differ in {what} ({listed}), so rounds do not pair: run it again")
+            raise UserError(
+                f"{where}: arms at {at} differ in {what} ({listed}), so that rounds do not pair: run the bench again"
+            )
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """A cell in words."""
+    """Name a cell."""
     return f"{row['phase']}, {row['mode']}, batch {row['batch']}, prompt {row['prompt']}"
 
 
 def arm_labels(bench: Bench) -> dict[str, str]:
-    """What each arm is called in print."""
+    """Return arm -> label."""
     model = VARIANT_LABELS[bench.facts["variant"]].removesuffix(" (+aux)")
     return {
         "baseline_naive": "Baseline, several-op norm",

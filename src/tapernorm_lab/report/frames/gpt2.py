@@ -1,4 +1,4 @@
-"""JSON of fine-tunes and evaluations -> three tidy frames: scores, curves and FakeLN's removals."""
+"""Fine-tunes of GPT-2: from the JSON of trainings and evaluations to scores, curves and FakeLN's removals."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -12,12 +12,13 @@ from tapernorm.util.errors import UserError
 
 from ...config.gpt2 import METHOD_LABELS
 from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
+from ..provenance import linear_kernel
 from ..read_json import each_once, value_at
 from .pretraining import read_metrics
 
-MODEL = ["size", "method", "seed"]  # what tells one model of a run from another; a published model has no seed
+MODEL = ["size", "method", "seed"]  # columns that identify a model of a run; a published model has no seed
 SCORE = [*MODEL, "corpus", "form"]
-FORMS = ("gated", "fused")  # as trained, at its end state; norms folded away
+FORMS = ("gated", "fused")  # as trained, at the end state; folded
 
 _STATISTICS = {
     "rows": ("mean", "median", "trimmed_mean", "p99_9", "max", "std", "nonfinite"),
@@ -50,6 +51,7 @@ _FINETUNE = {  # of the fine-tune behind an evaluation; absent for a model that 
     "finetune_config_hash": text("provenance.config_hash", of="finetune"),
     "finetune_commit": text("provenance.commit", of="finetune"),
     "finetune_torch": text("provenance.packages.torch", of="finetune"),
+    "finetune_linear": text(),
 }
 SCORES = Frame(
     file="scores.csv",
@@ -85,7 +87,7 @@ REMOVALS = Frame(
     fields={**_MODEL, "site": text(), "step": integer()},
 )
 FRAMES = {"scores": SCORES, "curves": CURVES, "removals": REMOVALS}
-_BEGINNING = 48  # characters of a row's text
+_BEGINNING = 48  # characters of the text of a row to keep
 _PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "\u00a0": " "})
 
 Model = tuple[Any, ...]
@@ -93,11 +95,11 @@ Model = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Gpt2Rows:
-    """What is known of a run's GPT-2 track; sizes stand in order of their parameters."""
+    """The rows of a run's fine-tunes, with sizes in order of their parameters."""
 
     scores: pd.DataFrame  # one row per size, method, seed, corpus and form
     curves: pd.DataFrame  # one row per size, method, seed and logged step of fine-tuning
-    removals: pd.DataFrame  # one row per size, seed and site that FakeLN removed: the step
+    removals: pd.DataFrame  # one row per size, seed and norm that FakeLN removed, with the step
 
 
 def collect(evaluations: Iterable[Path], finetunes: Iterable[Path], *, run: str) -> Gpt2Rows:
@@ -110,16 +112,19 @@ def collect(evaluations: Iterable[Path], finetunes: Iterable[Path], *, run: str)
     trained = _by_model(finetunes, "finetune", CURVES)
     scored = _by_model(evaluations, "evaluate", SCORES)
     if not scored:
-        raise UserError("no evaluation was given: name at least one, such as results/RUN/evaluate/*/*/*.json")
+        raise UserError(
+            "no RESULT of an evaluation is given: give at least one, such as results/RUN/evaluate/*/*/*.json"
+        )
     order = _order({"parameters": scored, "values.parameters": trained})
     scores, curves, removals = [], [], []
     for model in sorted(scored, key=order):
         path, document = scored[model]
         if value_at(document, "job.model.kind", path) == "finetuned" and model not in trained:
-            raise UserError(f"{path} scores a fine-tune whose result.json is not given: give both")
+            raise UserError(f"{path} scores a fine-tune whose result.json is missing: add it to RESULT")
         tuned = trained.get(model)
         behind = SCORES.facts(tuned[1], tuned[0], of="finetune") if tuned else SCORES.absent("finetune")
         facts = SCORES.facts(document, path) | behind
+        facts["finetune_linear"] = linear_kernel(tuned[1]) if tuned else None
         scores += [{"run": run, **facts, **row} for row in _score_rows(document, path)]
     for model in sorted(trained, key=order):
         path, document = trained[model]
@@ -154,19 +159,19 @@ def printable(text: str, limit: int = _BEGINNING) -> str:
 
 
 def _by_model(paths: Iterable[Path], kind: str, frame: Frame) -> dict[Model, tuple[Path, Row]]:
-    """Model -> its file and what it holds; each model once."""
+    """Return model -> path and content of its file."""
     found = each_once(paths, [kind], {key: frame.fields[key].place for key in MODEL})
     for (_, method, _), (path, _) in found.items():
         if method not in METHOD_LABELS:
-            raise UserError(f"{path}: method {method!r} is none of {', '.join(METHOD_LABELS)}")
+            raise UserError(f"{path} has method {method!r}: give results of {', '.join(METHOD_LABELS)}")
     return found
 
 
 def _order(found: Mapping[str, Mapping[Model, tuple[Path, Row]]]) -> Callable[[Model], tuple[int, str, int, int]]:
-    """Sort key of models: small sizes first, methods as they are listed, then seeds.
+    """Return the sort key of models: parameters, then method in the order of its list, then seed.
 
     Args:
-        found: where a file holds the number of parameters -> the files.
+        found: dotted place of the number of parameters -> the files that hold it there.
     """
     largest: dict[str, int] = {}
     for place, models in found.items():
@@ -177,7 +182,7 @@ def _order(found: Mapping[str, Mapping[Model, tuple[Path, Row]]]) -> Callable[[M
 
 
 def _score_rows(document: Row, path: Path) -> Iterable[Row]:
-    """One row per corpus and form, in the order that the file has them."""
+    """Yield one row per corpus and form, in the order of the file."""
     corpora: dict[str, Row] = value_at(document, "corpora", path)
     for corpus, entry in corpora.items():
         common = {"corpus": corpus} | SCORES.facts(entry, path, of="corpus")

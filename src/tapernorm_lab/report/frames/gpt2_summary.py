@@ -1,4 +1,4 @@
-"""What Tables 3 and 3x print, each number derived once: seeds averaged, gaps to Vanilla, tails, published numbers."""
+"""The numbers of Tables 3 and 3x, each derived once: means over seeds, gaps to Vanilla, tails, published numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,18 +13,22 @@ from ..engine.frame import Row
 from ..engine.summary import Against, Cell, refuse_unlike, summarise
 from ..provenance import short_commits
 
-VANILLA, THEIRS = "vanilla", "published_"  # THEIRS: begins the name of a method whose published weights we evaluate
+VANILLA, THEIRS = "vanilla", "published_"  # THEIRS: prefix of a method whose published weights were evaluated
 _AVERAGED = ("rows_median", "rows_trimmed_mean", "rows_p99_9", "tokens_median", "tokens_p99_9", "bits_per_byte")
-# Of one corpus, or of the fine-tunes of one size: losses are not comparable where these differ.
+# Columns that must agree within a corpus, and within the fine-tunes of a size, for losses to be comparable.
 _SAME_CORPUS = ("label", "column", "rows", "targets", "tokenizer_sha256", "blocks_sha256")
 _SAME_SIZE = ("steps", "lr", "batch", "data_hash")
 
 
 def table3_rows(scores: pd.DataFrame, *, run: str) -> list[Row]:
-    """One row per size, method and corpus, seeds counted; the model as trained, and how far folding moved it."""
+    """Return one row per size, method and corpus: statistics over seeds, and the effect of folding.
+
+    Raises:
+        UserError: there is no score, a corpus matches no published column, or losses are not comparable.
+    """
     gated = of_form(scores, "gated")
     if not gated:
-        raise UserError(f"run {run} has no scores: evaluate its models first")
+        raise UserError(f"run {run} has no scores: run `tapernorm evaluate` on its models first")
     _require_columns(gated)
     fused = {_key(row): row for row in of_form(scores, "fused")}
     refuse_unlike(gated, "corpus", _SAME_CORPUS)
@@ -49,23 +53,23 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 
 def _require_columns(rows: Sequence[Row]) -> None:
-    """Raise UserError for a corpus that stands beside none of the published ones, as one scored by hand may."""
+    """Raise UserError for a corpus that matches no published column. One scored without the workflow may not."""
     known = ", ".join(published.TABLE3_COLUMNS)
     for row in rows:
         if row["column"] not in published.TABLE3_COLUMNS:
             raise UserError(
-                f"corpus {row['corpus']} stands for {row['column']!r}, and the published columns are {known}: score it"
+                f"corpus {row['corpus']} is for {row['column']!r}, and the published columns are {known}: score it"
                 f" under the name of one of them (--blocks {next(iter(published.TABLE3_COLUMNS))}=DIR)"
             )
 
 
 def _reference(cell: Row) -> Row:
-    """The method that one's gap is taken against: Vanilla, of their own weights for published ones."""
+    """Return the reference of a gap: Vanilla, or the published Vanilla for published weights."""
     return {"method": THEIRS + VANILLA if cell["method"].startswith(THEIRS) else VANILLA}
 
 
 def _losses_of(cell: Cell) -> Row:
-    """Mean, spread and gap of one method, size and corpus."""
+    """Return mean, spread and gap of one method, size and corpus."""
     first = cell.rows[0]
     shared = ("label", "column", "kind", "parameters", "steps", "rows", "targets", "context", "vocab_size", "origin")
     return {key: None if pd.isna(first[key]) else first[key] for key in shared} | {
@@ -80,21 +84,23 @@ def _losses_of(cell: Cell) -> Row:
 
 
 def _tails_of(cell: Cell, fused: Mapping[Any, Row]) -> Row:
-    """Statistics averaged over seeds, those of the worst row from the seed that has the worst."""
+    """Return the tails: quantiles averaged over seeds, and the worst row of all seeds."""
     worst = cell.worst("worst_ce")
     moved = [fused[_key(row)]["rows_mean"] - row["rows_mean"] for row in cell.rows if _key(row) in fused]
     return {name: cell.average(name) for name in _AVERAGED} | {
         "rows_max": worst["worst_ce"],
         "nonfinite": cell.total("rows_nonfinite"),
         "n_folded": len(moved),
-        "folded_minus_gated": max(moved, key=abs) if moved else stats.NAN,  # of the mean, the seed it moved most
+        "folded_minus_gated": max(moved, key=abs)
+        if moved
+        else stats.NAN,  # of the mean, for the seed that it moved most
         "worst_row": worst["worst_row"],
         "worst_text": worst["worst_text"],
     }
 
 
 def _published_beside(size: str, method: str, column: str) -> Row:
-    """The published mean of this size and method, whoever's weights ours are."""
+    """Return the published mean and gap of this size and method; NaN if there is none."""
     theirs = published.TABLE3.get(size, {})
     mine = theirs.get(method.removeprefix(THEIRS))
     if mine is None:

@@ -1,4 +1,4 @@
-"""What the models of a stage leave to run, and what odd inputs do to them, as rows: one per arm and seed."""
+"""Inference graphs of a stage's models, and their outputs on odd inputs: one row per arm and seed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from ..engine.frame import Field, Frame, Row, integer, number, records, text
 from .study_stages import require_runs
 
 FUNCTIONS = ("norm", "tanh", "erf", "exp")
-ROWS = {  # what odd_rows calls them -> their header
+ROWS = {  # kind of rows -> header
     "text": "text",
     "longer": "past context",
     "same": "one token",
@@ -17,7 +17,7 @@ ROWS = {  # what odd_rows calls them -> their header
 
 
 def _outcome(kind: str) -> dict[str, Field]:
-    """Of one kind of rows; a number is missing where not every logit is finite."""
+    """Return the fields of one kind of rows. A number is missing if not every logit is finite."""
     return {
         f"{kind}_finite": Field("flag"),
         f"{kind}_ce": number(unit="nats/token"),
@@ -46,7 +46,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
 
 
 def read(path: Path, job: StageJob) -> list[Row]:
-    """Read back what `write` wrote of the stage of `job`; what is missing is None. Raises as `study_stages.read`."""
+    """Read the rows of the stage of `job`, with None for missing values. Raises as `study_stages.read`."""
     frame = FRAME.read(path)
     require_runs(frame, job, path)
     return records(frame)

@@ -1,4 +1,4 @@
-"""Scores on odd inputs -> three tidy frames: scores, trials and losses by position; and these back from CSV."""
+"""Scores on odd inputs: from the JSON to three frames, which are scores, trials and losses by position."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ..read_json import each_once, value_at
 from .gpt2 import printable
 
 KIND = "robustness"
-CELL = ["d_model", "seed"]  # models of one cell read the same rows and are compared with one Baseline
+CELL = ["d_model", "seed"]  # the models of a cell score the same rows and share a Baseline
 TAILS = ("mean", "median", "p99_9", "max", "nonfinite")
 BESIDE = ("excess_p99_9", "excess_max", "excess_row", "blown", "baseline_blown")
 TRIALS = Frame(
@@ -79,10 +79,10 @@ FRAMES = {"scores": SCORES, "trials": TRIALS, "positions": POSITIONS}
 
 @dataclass(frozen=True)
 class RobustnessRows:
-    """What is known of a run's models on odd inputs."""
+    """The rows of a run's models on odd inputs."""
 
     scores: pd.DataFrame  # one row per width, seed, model, trial and part
-    trials: pd.DataFrame  # one row per trial and part: the same for all models
+    trials: pd.DataFrame  # one row per trial and part, shared by all models
     positions: pd.DataFrame  # one row per width, seed, model and bin of positions
 
 
@@ -90,13 +90,13 @@ def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
     """Read the files that `tapernorm evaluate --models` wrote, one per width and seed, or one per seed of a stage.
 
     Raises:
-        UserError: no file, or one is missing, damaged or of another schema, two are of one width and seed, or they
-            scored other rows.
+        UserError: no file is given; a file is missing, damaged or of another schema; two files have the same width and
+            seed; or the files scored different rows.
     """
     files = each_once(paths, [KIND], {key: SCORES.fields[key].place for key in CELL})
     if not files:
         raise UserError(
-            "no scores were given: name at least one file, such as results/RUN/robustness/d*/*.json, or of a stage"
+            "no RESULT is given: give at least one, such as results/RUN/robustness/d*/*.json, or for a stage"
             " results/RUN/robustness/study/STAGE/*.json"
         )
     ordered = [files[cell] for cell in sorted(files)]
@@ -105,7 +105,7 @@ def collect(paths: Iterable[Path], *, run: str) -> RobustnessRows:
     for path, document in ordered[1:]:
         if list(_trial_rows(document, path)) != trials:
             raise UserError(
-                f"{path} and {first_path} scored other rows, so their losses are not comparable: run the older again"
+                f"{path} and {first_path} scored different rows, so losses are not comparable: run the older again"
             )
     found = {
         "scores": [row for path, document in ordered for row in _score_rows(document, path)],
@@ -121,28 +121,30 @@ def require(rows: RobustnessRows, job: OddInputsReportJob) -> None:
     """Refuse rows of other models than the job's.
 
     Raises:
-        UserError: a width and seed is missing or too many, or a model is none of the job's.
+        UserError: a width and seed is missing, or is not of the job, or a model is not of the job.
     """
     scores = rows.scores
     found = set(zip(scores["d_model"].tolist(), scores["seed"].tolist(), strict=True))
     if wrong := sorted(found.symmetric_difference(job.cells)):
         cells = ", ".join(f"d {d_model} seed {seed}" for d_model, seed in wrong)
         raise UserError(
-            f"table {job.name} of this config and these scores are not of the same widths and seeds, see {cells}: run"
-            " `tapernorm evaluate --models` for the config's"
+            f"the scores of table {job.name} and the config differ in widths and seeds ({cells}): run"
+            " `tapernorm evaluate --models` for those of the config"
         )
     if others := sorted(set(scores["model"]) - job.models.keys()):
-        raise UserError(f"table {job.name} of this config is not about {', '.join(others)}, which these scores are of")
+        raise UserError(
+            f"the scores of table {job.name} are of {', '.join(others)}, which the config lacks: leave these out"
+        )
 
 
 def write(rows: RobustnessRows, folder: Path, *, name: str = "S3") -> None:
-    """Write one CSV per frame; `name` is the table's that they are for."""
+    """Write one CSV per frame, named by the table `name`."""
     for frame, path in files(folder, name).items():
         FRAMES[frame].write(getattr(rows, frame), path)
 
 
 def read(folder: Path, *, run: str, name: str = "S3") -> RobustnessRows:
-    """Read back what `write` wrote of this run. Raises as `Frame.read`."""
+    """Read the CSV files of this run. Raises as `Frame.read`."""
     return RobustnessRows(**{frame: FRAMES[frame].read(path, run=run) for frame, path in files(folder, name).items()})
 
 

@@ -1,4 +1,4 @@
-"""What Table S3 prints of scores on odd inputs, each number derived once: seeds averaged, excess over the Baseline."""
+"""The numbers of Table S3, each derived once: means over seeds, and the excess over the Baseline."""
 
 from typing import Any
 
@@ -18,18 +18,20 @@ _BASELINE: dict[str, Any] = {"model": BASELINE}
 _PAIRS = {
     "ratio": Against(lambda _: _BASELINE, "ratio"),
     "excess": Against(lambda _: _BASELINE, "difference"),
-    # What repeats add to the loss of the text behind them: of the same model, less that without them.
+    # The loss of a text after repeats, less that of the same model on the same text without them.
     "added": Against(lambda key: {"trial": HELD_OUT, "part": PLAIN} if key["part"] == AFTER else None, "difference"),
 }
 
 
 def records(rows: RobustnessRows, *, run: str) -> list[Row]:
-    """One record per width, trial, part and model, in the order of the trials; the Baseline first.
+    """Return one record per width, trial, part and model, in the order of the trials, the Baseline first.
 
-    Columns: ce_mean and ce_std over n seeds; paired by seed with the Baseline, and with 95 % t intervals, the ratio of
-    the losses (its geometric mean: some are many times larger) and their excess in nats; added: of a part that follows
-    repeats, the loss that they added to the same text, likewise; quantiles averaged over seeds, maxima over all, counts
-    summed over all; the worst row of all seeds.
+    Columns:
+        ce_mean, ce_std: over n seeds.
+        ratio, excess: of the losses to the Baseline's, paired by seed, with 95 % t intervals. The ratio is a geometric
+            mean, because some losses are many times larger; the excess is in nats.
+        added: loss that repeats add to the same text after them, with its interval.
+        quantiles are averaged over seeds; maxima, counts and the worst row are of all seeds.
 
     Raises:
         UserError: there are no scores.
@@ -75,7 +77,7 @@ def _record(cell: Cell, trial: Row) -> Row:
 
 
 def tried_on(row: Row) -> str:
-    """What the rows of a record are, in words."""
+    """Name the rows of a record."""
     if row["part"] == WHOLE:
         return row["trial_label"]
     return row["part_label"] if row["trial"] == LONGER else f"{row['trial_label']}: {row['part_label']}"

@@ -1,6 +1,6 @@
-"""Run folders of finished tapers of one's own -> rows that their tables and figures are made from, without the runs.
+"""Runs of `tapernorm taper`: from their folders to the rows of their tables and figures.
 
-runs.json says what each run was, scores.csv holds its losses by text, spread.csv the scales at every norm.
+runs.json describes each run, scores.csv has its losses by text, and spread.csv the scales at every norm.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from ..read_json import SCHEMA_VERSION, read_document, read_of_run, value_at
 from . import token_scales as spread_rows
 
 KIND = "own_rows"
-FOLDER = "rows"  # below the results of the run
+FOLDER = "rows"  # inside the results of the run
 BASE = "base model"
 _JOB = ("steps", "batch", "context", "lr", "aux_weight", "taper", "seed")
 _PROVENANCE = ("commit", "config_hash", "device", "host", "written_at", "packages")
@@ -42,16 +42,16 @@ SCORES = Frame(
 
 @dataclass(frozen=True)
 class OwnRows:
-    """What is known of some tapers that are shown together."""
+    """The rows of runs of `tapernorm taper` that are shown together."""
 
-    run: str  # what they are called together
+    run: str  # common name
     caption: str
-    runs: Mapping[str, Row]  # label -> base model, norms that are gone, settings, time, provenance
+    runs: Mapping[str, Row]  # label -> base model, tapered norms, settings, time, provenance
     scores: list[Row]  # a row per text and model, each base model once
     spread: pd.DataFrame  # label, and the columns of `spread_rows.read`
 
     def spread_of(self, label: str) -> pd.DataFrame:
-        """The scales at every norm of one run."""
+        """Return the scales at every norm of one run."""
         mine = pd.DataFrame(self.spread[self.spread["label"] == label])
         return mine.drop(columns="label").reset_index(drop=True)
 
@@ -60,7 +60,7 @@ def collect(folders: Mapping[str, Path], *, run: str, caption: str) -> OwnRows:
     """Read the run folders of finished tapers, by label.
 
     Raises:
-        UserError: a folder holds no finished taper, or its scores or scales are of an earlier one.
+        UserError: a folder holds no finished taper, or its scores or scales are of other weights.
     """
     spreads = {label: spread_rows.read(folder / "spread.json") for label, folder in folders.items()}
     return OwnRows(
@@ -119,13 +119,13 @@ def write(rows: OwnRows, folder: Path) -> None:
 
 
 def read(folder: Path) -> OwnRows:
-    """Read back what `write` wrote.
+    """Read the files that `write` wrote.
 
     Raises:
-        UserError: a file is missing, or of another schema.
+        UserError: a file is missing, or has another schema.
     """
     if not (folder / "runs.json").is_file():
-        raise UserError(f"no file {folder / 'runs.json'}: make it with `tapernorm rows tapers`")
+        raise UserError(f"{folder / 'runs.json'} does not exist: write it with `tapernorm rows tapers`")
     told = read_document(folder / "runs.json", KIND)
     return OwnRows(
         run=told["run"],

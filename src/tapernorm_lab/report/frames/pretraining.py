@@ -1,4 +1,4 @@
-"""JSON of training jobs -> two tidy frames: one row per job, and one row per job and logged step."""
+"""Pre-trainings: from the JSON of jobs to two frames, one row per job, and one row per job and logged step."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +10,10 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
 from ..engine.frame import PROVENANCE, Frame, integer, number, text
+from ..provenance import linear_kernel
 from ..read_json import each_once, parse_json, text_of
 
-JOB = ["variant", "d_model", "seed"]  # what tells one job of a run from another
+JOB = ["variant", "d_model", "seed"]  # columns that identify a job of a run
 
 RESULTS = Frame(
     file="results.csv",
@@ -20,8 +21,10 @@ RESULTS = Frame(
     verb="rows training",
     fields={
         "run": text(),
-        # What `tapernorm fold` adds to the row of the job that it folded; absent for a model that was not.
-        "valid_ce_gated": number("values.valid_ce_gated", "nats/token", of="fold"),  # in one pass with the two below
+        # From `tapernorm fold`; missing for a model that was not folded.
+        "valid_ce_gated": number(
+            "values.valid_ce_gated", "nats/token", of="fold"
+        ),  # measured together with the two below
         "valid_ce_unfused": number("values.valid_ce_unfused", "nats/token", of="fold"),
         "valid_ce_fused": number("values.valid_ce_fused", "nats/token", of="fold"),
         "fold_logit_difference": number("reports.fused.largest_logit_difference", of="fold"),
@@ -50,6 +53,7 @@ RESULTS = Frame(
         "lr": number("job.train.lr"),
         "precision": text("job.train.precision"),
         **PROVENANCE,
+        "linear": text(),
         "settings_hash": text(),
         "taper_hash": text(),
     },
@@ -61,40 +65,56 @@ CURVES = Frame(
     fields={"variant": text(), "d_model": integer(), "seed": integer(), "step": integer()},
 )
 FRAMES = {"results": RESULTS, "curves": CURVES}
+Results = dict[tuple[Any, ...], tuple[Path, dict[str, Any]]]  # of each job, its file and what it holds
 _KINDS = ("pretrain", "fold")
-_TIMES = {"step", "elapsed_s"}  # keys that a training and an evaluation line of one step both have
+_TIMES = {"step", "elapsed_s"}  # keys of both the training line and the evaluation line of a step
 
 
 def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read each `result.json`: of training, with the `metrics.jsonl` beside it, and of folding.
+    """Read each `result.json`: those of trainings, with the `metrics.jsonl` beside them, and those of folds.
 
     Returns:
         Results (one row per training job) and curves (one row per job and logged step), sorted by job.
 
     Raises:
-        UserError: a file is missing, damaged or of another schema, two files hold the same job, or a fold comes
-            without the training that it belongs to.
+        UserError: a file is missing, damaged or of another schema, two files are of the same job, or the training of a
+            fold is not given.
     """
-    found = each_once(paths, _KINDS, {"kind": "kind"} | {key: RESULTS.fields[key].place for key in JOB})
-    trained, folded = ({job[1:]: one for job, one in found.items() if job[0] == kind} for kind in _KINDS)
-    if not trained:
-        raise UserError("no result.json was given: name at least one, such as results/RUN/pretrain/*/*/*/result.json")
-    for job in folded.keys() - trained.keys():
-        raise UserError(f"{folded[job][0]} folds a model whose training result is not given: give both")
+    trained, folded = trained_and_folded(paths)
     rows, curves = [], []
     for job, (path, document) in sorted(trained.items(), key=lambda item: item[0]):
         fold = RESULTS.absent("fold")
         if job in folded:
             folded_path, folded_document = folded[job]
             fold = RESULTS.facts(folded_document, folded_path, of="fold")
-        rows.append({"run": run, **fold, **RESULTS.facts(document, path), **_config_versions(document["job"])})
+        facts = {**RESULTS.facts(document, path), "linear": linear_kernel(document)}
+        rows.append({"run": run, **fold, **facts, **_config_versions(document["job"])})
         named = dict(zip(JOB, job, strict=True))
         curves += [{**named, **line} for line in read_metrics(path.parent / "metrics.jsonl")]
     return RESULTS.typed(rows), CURVES.typed(curves).sort_values([*JOB, "step"], ignore_index=True)
 
 
+def trained_and_folded(paths: Iterable[Path]) -> tuple[Results, Results]:
+    """Each `result.json` of training, and each of folding, with what it holds, by the `JOB` that it is of.
+
+    Raises:
+        UserError: as `collect`.
+    """
+    found = each_once(paths, _KINDS, {"kind": "kind"} | {key: RESULTS.fields[key].place for key in JOB})
+    trained, folded = ({job[1:]: one for job, one in found.items() if job[0] == kind} for kind in _KINDS)
+    if not trained:
+        raise UserError(
+            "no RESULT of a training is given: give at least one, such as results/RUN/pretrain/*/*/*/result.json"
+        )
+    for job in folded.keys() - trained.keys():
+        raise UserError(
+            f"{folded[job][0]} folds a model whose training result is missing: add that result.json to RESULT"
+        )
+    return trained, folded
+
+
 def _config_versions(job: dict[str, Any]) -> dict[str, str | None]:
-    """Digests of the settings that all jobs of one config share, and of those that all its tapered jobs do."""
+    """Return the digest of the settings that all jobs of a config share, and of those that its tapered jobs share."""
     model = {key: value for key, value in job["model"].items() if key not in ("d_model", "d_ff")}
     taper = job["taper"] and {key: value for key, value in job["taper"].items() if key != "anchor_weight"}
     return {
@@ -104,18 +124,24 @@ def _config_versions(job: dict[str, Any]) -> dict[str, str | None]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """One dictionary per step, in which the training and the evaluation line of the step are one."""
+    """Read metrics.jsonl into one dictionary per step, which joins the training line and the evaluation line.
+
+    Raises:
+        UserError: the file is missing, empty or damaged.
+    """
     steps: dict[int, dict[str, Any]] = {}
     for at, one in enumerate(text_of(path).splitlines(), start=1):
         line = parse_json(path, one, f" line {at}")
         if not isinstance(line, dict) or "step" not in line:
-            raise UserError(f"{path} line {at} holds no step: the file is damaged; run the job again")
+            raise UserError(f"{path} line {at} is damaged, as it holds no step: run the job again")
         known = steps.setdefault(line["step"], {})
         if twice := known.keys() & line.keys() - _TIMES:
-            raise UserError(f"{path} line {at}: step {line['step']} logs {', '.join(sorted(twice))} a second time")
+            raise UserError(
+                f"{path} line {at}: step {line['step']} logs {', '.join(sorted(twice))} twice: run the job again"
+            )
         known.update({key: value for key, value in line.items() if key not in known})
     if not steps:
-        raise UserError(f"{path} is empty: the job that writes it has not finished; run it again")
+        raise UserError(f"{path} is empty: run the job that writes it again")
     return list(steps.values())
 
 
@@ -126,5 +152,5 @@ def write(results: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
 
 
 def read(folder: Path, *, run: str | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read back what `write` wrote. Raises as `Frame.read`."""
+    """Read results.csv and curves.csv. Raises as `Frame.read`."""
     return RESULTS.read(folder / RESULTS.file, run=run), CURVES.read(folder / CURVES.file)

@@ -1,4 +1,4 @@
-"""Results of a stage's runs -> tidy rows, one per arm and seed, a diverged one among them; and these back from CSV."""
+"""Stages of the study: from the results of a stage to one row per arm and seed, diverged runs included."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from tapernorm.util.hashing import canonical_json
 from ...config.study import Arm
 from ...config.study_runs import ArmRun, StageJob
 from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
+from ..provenance import linear_kernel
 from ..read_json import read_document, value_at
 
 FINISHED, DIVERGED = "finished", "diverged"
@@ -26,14 +27,14 @@ FRAME = Frame(
         "outcome": text(),
         "diverged_at": integer(unit="step"),
         "reason": text(),
-        # Of the job; those of a taper are absent for a Baseline.
+        # Settings of the job; a Baseline has none of a taper.
         "steps": integer("steps", of="settings"),
         "lr": number("train.lr", of="settings"),
         "clip_norm": number("train.clip_norm", of="settings"),
         "start_fraction": number("taper.start_fraction", of="settings"),
         "end_fraction": number("taper.end_fraction", of="settings"),
         "anchor_weight": number("taper.anchor_weight", of="settings"),
-        # Of a run that finished.
+        # Values of a finished run.
         "valid_ce": number("values.valid_ce", "nats/token", of="finished"),  # at g = 0 where tapered
         "bits_per_byte": number("values.bits_per_byte", of="finished"),
         "valid_tokens": integer("values.valid_tokens", of="finished"),
@@ -43,12 +44,13 @@ FRAME = Frame(
         _START: number(unit="nats/token"),  # validation loss at g = 0 less that at g = 1, where the taper starts
         "folder": text(),
         **PROVENANCE,
+        "linear": text(),
     },
 )
 
 
 def collect(job: StageJob, results: Path) -> pd.DataFrame:
-    """Read the result of every run of a stage, below the folder `results` of the run.
+    """Read the result of every run of a stage, from the folder `results` of the run.
 
     Raises:
         UserError: a file is missing, damaged or of another job than the stage's.
@@ -61,8 +63,8 @@ def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
     document = read_document(path, "pretrain", "arm")
     if (found := value_at(document, "provenance.config_hash", path)) != run.config_hash:
         raise UserError(
-            f"{path} is of a job with the hash {found} and the config's arm {run.arm} has {run.config_hash}: "
-            "run it again, or take the config that it was run with"
+            f"{path} is of a job with the hash {found}, and arm {run.arm} of the config has {run.config_hash}: "
+            "run it again, or give the config that it was run with"
         )
     arm = job.stage.arm(run.arm)
     settings = value_at(document, "job" if document["kind"] == "pretrain" else "job.pretrain", path)
@@ -84,12 +86,13 @@ def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
         _START: value_at(document["taper_start"], f"{_START}.value", path) if "taper_start" in document else None,
         "folder": run.folder,
         **FRAME.facts(document, path),
+        "linear": linear_kernel(document),
     }
     return row | _unused(arm, row)
 
 
 def _unused(arm: Arm, row: Row) -> Row:
-    """What the result of a run tells and the run did not use: a target without its loss, an end without a taper."""
+    """Return None for values that the run did not use: a target without scale loss, an end without taper."""
     unused: Row = {} if row["anchor_weight"] else {"scale_target": None}
     if not arm.variant.tapers:
         unused |= {"end_fraction": None}
@@ -97,12 +100,12 @@ def _unused(arm: Arm, row: Row) -> Row:
 
 
 def treatment_of(arm: Arm) -> str | None:
-    """An arm's treatment as text."""
+    """Return the treatment of an arm as text."""
     return None if arm.treatment is None else canonical_json(arm.treatment)
 
 
 def _settings(settings: Row, path: Path) -> Row:
-    """The settings of a job; none of a taper where it has none."""
+    """Return the settings of a job, with None for those of a missing taper."""
     untapered = {"taper": dict.fromkeys(("start_fraction", "end_fraction", "anchor_weight"))}
     return FRAME.facts(settings | (untapered if settings["taper"] is None else {}), path, of="settings")
 
@@ -113,10 +116,10 @@ def write(rows: pd.DataFrame, path: Path) -> None:
 
 
 def read(path: Path, job: StageJob) -> pd.DataFrame:
-    """Read back what `write` wrote of the stage of `job`.
+    """Read the CSV of the stage of `job`.
 
     Raises:
-        UserError: there is no such file, or it holds other runs than the stage's.
+        UserError: the file is missing, or holds other runs than the stage's.
     """
     frame = FRAME.read(path)
     require_runs(frame, job, path)
@@ -129,6 +132,6 @@ def require_runs(frame: pd.DataFrame, job: StageJob, path: Path) -> None:
     wanted = {(job.run, job.stage.name, run.arm, run.seed, run.config_hash) for run in job.runs}
     if unlike := sorted({f"{arm} of {stage}, run {name}" for name, stage, arm, *_ in found ^ wanted}):
         raise UserError(
-            f"{path} and the config differ in arms ({'; '.join(unlike)}): gather the rows again, or take the config "
+            f"{path} and the config differ in arms ({'; '.join(unlike)}): gather the rows again, or give the config "
             "that they were gathered with"
         )

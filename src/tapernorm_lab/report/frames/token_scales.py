@@ -1,4 +1,4 @@
-"""The scales of a finished taper as tidy rows: one per norm, in the order they run, and form, before and after."""
+"""The scales of a finished taper: one row per norm, in the order of the forward pass, and form (before, after)."""
 
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,15 @@ FRAME = Frame(
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The rows of a file that `tapernorm rows tapers` wrote.
+    """Read the scales that `tapernorm rows tapers` measured in a run folder.
 
-    Columns: norm, place (0, 1, … in running order), gone, constant (1 / c: the scale that stands for every token's),
-    form, first, the quantiles over later positions, largest and its token (piece, position), nonfinite (tokens without
-    a finite scale); rows, context and text say what was measured on. A number that is not finite is NaN.
+    Columns: norm, place (0, 1, … in the order of the forward pass), gone (tapered), constant (1 / c, which replaces the
+    scale of every token), form, first (median at position 0), the quantiles over later positions, largest and its token
+    (piece, position), nonfinite (tokens without a finite scale), and the measured rows, context and text. A number that
+    is not finite is NaN.
 
     Raises:
-        UserError: it is no such file, or tells of other weights than those beside it.
+        UserError: the file is missing or of another kind, or was computed from other weights.
     """
     document = read_of_run(path.parent, path.name, KIND)
     shared = {key: value_at(document, key, path) for key in ("rows", "context", "text")}

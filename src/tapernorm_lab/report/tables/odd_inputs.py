@@ -1,6 +1,6 @@
-"""Table S3: losses of finished models on odd inputs beside their Baseline's, and the same of a stage's arms.
+"""Table S3: losses of finished models, or of a stage's arms, on odd inputs, compared with their Baseline.
 
-Table S3x holds the tails of every model.
+Table S3x has the tails of every model.
 """
 
 import math
@@ -16,7 +16,7 @@ from ..frames.odd_inputs_summary import PLAIN, records, tried_on
 from ..table import Table
 
 _PLACE = ("d_model", "trial", "part")
-SHOWN = ("internal_aux", "all_aux")  # in print, as in Table 1; the CSV and Table S3x hold every model
+SHOWN = ("internal_aux", "all_aux")  # printed models, as in Table 1; the CSV and Table S3x have all models
 _RATIO_NOTE = (
     "× Baseline: ratio of the losses of one seed, geometric mean over paired seeds. In brackets: the 95 % t interval of"
     " its logarithm."
@@ -29,7 +29,7 @@ _TAILS = "Medians and p99.9 are averaged over n seeds. Of fewer than 1,000 rows,
 
 
 def table_s3(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
-    """Table S3 of a run: a line per width and kind of input.
+    """Return Table S3 of a run: a line per width and kind of input.
 
     Raises:
         UserError: there are no scores.
@@ -71,7 +71,7 @@ def table_s3(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
 
 
 def table_s3x(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
-    """Table S3x of a run: a line per kind of input and model of the widest. Raises as `table_s3`."""
+    """Return Table S3x of a run: a line per kind of input and model, at the largest width. Raises as `table_s3`."""
     found = records(rows, run=job.run)
     widest = max(row["d_model"] for row in found)
     tails = {"median": "median", "p99.9": "p99_9", "max": "max"}
@@ -99,15 +99,15 @@ def table_s3x(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
             f"Over rows: of each row's mean loss. Over tokens: of each target's. {_TAILS} Maxima and counts are of all"
             " seeds. The CSV holds every width.",
             "Over Baseline, same row: how far a row's loss lies above that of the Baseline of its seed. Blown up: as in"
-            " Table S3. Not finite: rows. The worst row is that of the seed whose worst row is worst. Its text is that"
-            " of the positions scored.",
+            " Table S3. Not finite: number of rows. The worst row has the largest loss over all seeds. Its text is that"
+            " of the scored positions.",
         ],
     )
     return spec.table(found, job, runs=rows.scores.to_dict("records"))
 
 
 def table_of_arms(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
-    """Table S3 of a stage's arms: a line per kind of input and arm. Raises as `table_s3`."""
+    """Return Table S3 of a stage's arms: a line per kind of input and arm. Raises as `table_s3`."""
     found = [row for row in records(rows, run=job.run) if _is_printed(row)]
     losses = {"median row": "rows_median", "p99.9 row": "rows_p99_9", "worst row": "rows_max"}
     spec = TableSpec(
@@ -136,7 +136,7 @@ def table_of_arms(rows: RobustnessRows, job: OddInputsReportJob) -> Table:
 
 
 def _is_printed(row: Row) -> bool:
-    """All but what the text after repeats is compared with; that is held-out text."""
+    """Whether a record is printed. The text that texts after repeats are compared with is not."""
     return row["part"] != PLAIN
 
 
@@ -149,12 +149,12 @@ def _loss(name: str) -> Cell:
 
 
 def _beside(name: str) -> Cell:
-    """How far above the Baseline; not of the Baseline itself."""
+    """Show the excess over the Baseline, and `ABSENT` for the Baseline itself."""
     return where(lambda row: row["model"] != BASELINE, _loss(name))
 
 
 def digits(value: float) -> str:
-    """A loss in as many decimals as tell something."""
+    """Format a loss with fewer decimals the larger it is."""
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
@@ -171,13 +171,13 @@ _ADDED = interval("added", ".2f")
 
 
 def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
-    """What no column says: how often the Baseline blows up, what repeats add, and where the rows are from."""
+    """Yield the notes: blow-ups of the Baseline, the loss that repeats add, and the origin of the rows."""
     beside = [row for row in found if row["model"] in shown and _is_printed(row)]
     against, of = sum(row["baseline_blown"] or 0 for row in beside), sum(row["rows"] * row["n_pairs"] for row in beside)
     uniform = math.log(int(rows.trials["vocab_size"].iloc[0]))
     yield (
-        f"The other way round, the Baseline blows up beside these models on {against:,} of {of:,} rows. A uniform guess"
-        f" costs {uniform:.2f}: a token that no model expects costs more, of the Baseline too."
+        f"Conversely, the Baseline blows up relative to these models on {against:,} of {of:,} rows. A uniform guess has"
+        f" the loss {uniform:.2f}. A token that a model does not expect has a larger one, in the Baseline too."
     )
     widest = max(row["d_model"] for row in found)
     added: dict[str, list[str]] = {}
@@ -185,7 +185,7 @@ def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> 
         if row["d_model"] == widest and row["model"] in (BASELINE, *shown) and not math.isnan(row["added"]):
             added.setdefault(row["trial_label"], []).append(f"{row['label']}: {_ADDED(row).strip()}.")
     for trial, models in added.items():
-        yield f"{trial}, d {widest}: repeats add nats to the loss of the text behind them. {' '.join(models)}"
+        yield f"{trial}, d {widest}: loss in nats/token that repeats add to the text after them. {' '.join(models)}"
     for trial in rows.trials.drop_duplicates("trial").to_dict("records"):
         if trial["trial"] not in (HELD_OUT, LONGER) and isinstance(trial["origin"], str):  # some rows lack an origin
             yield f"{trial['label']}: {in_sentences(trial['origin'])}"
@@ -194,7 +194,7 @@ def _notes(rows: RobustnessRows, found: Sequence[Row], shown: Sequence[str]) -> 
 
 
 def _diverged(found: Sequence[Row], job: OddInputsReportJob) -> Iterator[str]:
-    """Which runs of a stage left no model to try."""
+    """Yield a note for each arm with diverged runs, which have no score."""
     scored = {(row["model"], int(seed)) for row in found for seed in row["seeds"].split()}
     for name, label in job.models.items():
         if lost := [str(seed) for _, seed in job.cells if (name, seed) not in scored]:

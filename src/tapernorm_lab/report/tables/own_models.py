@@ -1,4 +1,4 @@
-"""What tapers of models of one's own came to: their scores beside the base model's, and norm by norm the scales."""
+"""The tables of runs of `tapernorm taper`: scores before and after, and the scales at every norm."""
 
 import math
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def _loss(name: str, digits: int) -> Cell:
 
 SCORES = TableSpec(
     "scores",
-    "Cross-entropy (nats/token) before and after training, norm-free parts folded.",
+    "Cross-entropy (nats/token) before and after training, with tapered norms folded.",
     columns=[
         Shown("text", text("text"), align="l"),
         Shown("model", text("model"), align="l"),
@@ -41,12 +41,12 @@ SCORES = TableSpec(
 
 
 def scores_table(rows: OwnRows, _: str = "") -> Table:
-    """A line for each base model and run, text by text."""
+    """Return the table of scores: a line per text, base model and run."""
     return SCORES.table(rows.scores, rows, notes=[_run_note(label, rows) for label in rows.runs])
 
 
 def norms_table(rows: OwnRows, label: str) -> Table:
-    """A line for each norm of one run: what became of it, and the scales of its input before and after."""
+    """Return the table of one run's norms: kept or linear, and the scales of the input before and after."""
     spread = rows.spread_of(label)
     first = spread.iloc[0]
     spec = TableSpec(
@@ -63,7 +63,7 @@ def norms_table(rows: OwnRows, label: str) -> Table:
         ],
         notes=[
             f"{first['rows']} held-out rows of {first['context']} tokens. Source: {in_sentences(first['text'])} 1/c:"
-            " the scale that stands for every token's where the norm is gone. position 0: median over rows.",
+            " the constant that replaces the scale of every token in a tapered norm. position 0: median over rows.",
             _run_note(label, rows),
         ],
     )
@@ -79,7 +79,7 @@ def _of_form(form: str) -> Iterator[Shown]:
 
 
 def _times(name: str) -> Cell:
-    """A scale as a multiple of the median."""
+    """Show a scale as a multiple of the median."""
 
     def cell(row: Row) -> str:
         value = row[name] / row["median"]
@@ -89,7 +89,7 @@ def _times(name: str) -> Cell:
 
 
 def _run_note(label: str, rows: OwnRows) -> str:
-    """Where a run's numbers come from."""
+    """Return the note on the settings and the code of a run."""
     facts = rows.runs[label]
     base, told, window = facts["base"], facts["provenance"], facts["taper"]
     settings = [

@@ -19,12 +19,12 @@ from ..engine.table_spec import Shown, TableSpec
 from ..provenance import short_commits
 from ..table import ABSENT, Table
 
-SHOWN = ("baseline", "internal_aux", "all_aux")  # in print; the CSV holds every variant that ran
+SHOWN = ("baseline", "internal_aux", "all_aux")  # printed variants; the CSV holds all that ran
 FORMS = ("unfused", "fused")  # how a tapered model is folded
 LOSS, GAP = mean_sd("valid_ce", ".4f"), interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
 LOSS_NOTE = (
-    "loss: validation cross-entropy in nats/token, at g = 0 where tapered: mean ± sample standard deviation over n"
-    " seeds."
+    "loss: validation cross-entropy in nats/token, of tapered models at g = 0. It is mean ± sample standard deviation"
+    " over n seeds."
 )
 GAP_NOTE = "gap %: mean over paired seeds of 100 (L − L_Baseline)/L_Baseline, in brackets its 95 % t interval."
 ALL_SEEDS, TRIMMED = "all", "without outliers"
@@ -32,10 +32,10 @@ _SAME = ("steps", "lr", "batch", "context", "valid_tokens")  # at one width, or 
 
 
 def table1(found: tuple[pd.DataFrame, pd.DataFrame], job: ReportJob) -> Table:
-    """Table 1 of a run, from its results and curves.
+    """Return Table 1 of a run, from its results and curves.
 
     Raises:
-        UserError: no result, or runs of one width that differ in steps, learning rate, batch or validation text.
+        UserError: there is no result, or runs of one width differ in steps, learning rate, batch or validation text.
     """
     jobs: list[Row] = found[0].to_dict("records")
     rows = table1_rows(jobs, run=job.run, labels=job.labels)
@@ -64,9 +64,9 @@ def table1(found: tuple[pd.DataFrame, pd.DataFrame], job: ReportJob) -> Table:
 
 
 def table1_rows(jobs: Sequence[Row], *, run: str, labels: Mapping[int, str] | None = None) -> list[Row]:
-    """One row per width, seeds counted (all; then without outliers, where there are any) and variant."""
+    """Return one row per width, seeds counted (all; and without outliers, if there are any) and variant."""
     if not jobs:
-        raise UserError(f"run {run} has no results: run its training jobs first")
+        raise UserError(f"run {run} has no results: run its trainings first")
     refuse_unlike(jobs, "d_model", _SAME)
     rows = []
     for d_model in sorted({job["d_model"] for job in jobs}):
@@ -86,7 +86,7 @@ def _order(job: Row) -> tuple[int, int]:
 
 
 def _variant_rows(jobs: Sequence[Row], left_out: Mapping[str, Mapping[int, float]]) -> Iterator[Row]:
-    """The statistics of each variant of one width."""
+    """Yield the statistics of each variant of one width."""
     pair = {"gap": Against(lambda _: {"variant": "baseline"})}
     for cell in summarise(jobs, ["variant"], "valid_ce", pair):
         first, variant, pairs = cell.rows[0], cell.key["variant"], cell.gaps["gap"].seeds
@@ -111,7 +111,7 @@ def _variant_rows(jobs: Sequence[Row], left_out: Mapping[str, Mapping[int, float
 
 
 def _printed(rows: Sequence[Row]) -> dict[tuple[int, str], str]:
-    """The printed lines, width and seeds counted each, with their n; one without outliers only where it differs."""
+    """Return printed line (width, seeds counted) -> n. A line without outliers is printed only if it differs."""
     lines: dict[tuple[int, str], list[Row]] = {}
     for row in rows:
         lines.setdefault(_line_of(row), []).append(row)
@@ -133,7 +133,7 @@ def _size(row: Row) -> str:
 
 
 def table1_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Table 1 for a terminal of 80 columns, from its rows: a line for each width, seeds counted and printed variant."""
+    """Yield Table 1 for a terminal of 80 columns: a line per width, seeds counted and printed variant."""
     line = "{:<8} {:>4} {:>3}  {:<21}  {:<15}  {}".format
     yield line("size", "d", "n", "variant", "loss", "gap % to Baseline")
     last = None
@@ -155,11 +155,11 @@ def _published_line() -> list[str]:
 
 
 def _notes(jobs: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """What no column says: how far folding moved a loss, which seeds are left out, and in what settings runs differ."""
+    """Yield the notes: the effect of folding, the seeds left out, and settings in which runs differ."""
     folded = [job for job in jobs if not math.isnan(job["valid_ce_gated"])]
     if folded:
         shift = max(abs(job[f"valid_ce_{form}"] - job["valid_ce_gated"]) for job in folded for form in FORMS)
-        yield f"Folding the norms of the {len(folded)} tapered models moved a loss by at most {shift:.1e} nats/token."
+        yield f"Folding the norms of the {len(folded)} tapered models changed a loss by at most {shift:.1e} nats/token."
     left_out = [row for row in rows if row["left_out"] and row["variant"] in SHOWN]
     if left_out:
         yield (

@@ -17,22 +17,22 @@ from .table2_notes import setting, unavailable_notes
 NAIVE, FUSED_NORM = "ratio_baseline_naive", "ratio_baseline"
 _PAPER_ARMS = ("baseline_naive", "unfused", "fused")
 READ = number("read_share", ".0f", scale=100)
-_FEW = 6  # below so many rounds even the range of the samples holds the median with less than 95 %
-_SPEED = "tok/s: tokens per second, all sequences of the batch together, median over the rounds."
+_FEW = 6  # rounds below which even the range of the samples covers the median with less than 95 %
+_SPEED = "tok/s: tokens per second, over all sequences of the batch, median over the rounds."
 _RATIO = (
-    "ratio: median over the rounds of the Baseline's time over the row's, paired by round. In brackets: 95 % bootstrap"
-    " intervals."
+    "ratio: time of the Baseline divided by time of the row, paired by round, median over the rounds. In brackets: 95 %"
+    " bootstrap intervals."
 )
-_SPELT_OUT = "Baseline: RMSNorm spelt out in several operations, as in the paper's software."
-_BOUND = "bound: the model without any norm, the final one too. Its logits mean nothing. No removal gains more."
+_SPELT_OUT = "Baseline: RMSNorm written as several operations, as in the paper's software."
+_BOUND = "bound: the model without any norm. Its logits are meaningless. No removal of norms can be faster."
 _FIXED = (
     "torch.compile and CUDA graphs keep one graph for all positions. Each step attends over the whole cache, as long as"
-    " the longest prompt and its new tokens. So the prompt hardly changes their speed."
+    " the longest prompt and its new tokens. The prompt therefore hardly changes their speed."
 )
 
 
 def table2(bench: Bench, job: ReportJob) -> Table:
-    """Table 2: eager decoding with a key-value cache; Baseline is the paper's, with the several-op norm.
+    """Return Table 2: eager decoding with a key-value cache, relative to the paper's Baseline with the several-op norm.
 
     Raises:
         UserError: no eager decoding was measured.
@@ -48,7 +48,7 @@ def table2(bench: Bench, job: ReportJob) -> Table:
             Shown("ratio", _ratio(NAIVE), timed="ratio", note=_RATIO),
         ],
         notes=[
-            f"{_SPELT_OUT} Table 2x has the better Baseline and the other modes.",
+            f"{_SPELT_OUT} Table 2x has Baseline with F.rms_norm, and the other modes.",
             f"Last rows: ranges published by {published.TABLE2_SOURCE}, over its settings. They are of"
             f" {published.TABLE2_SETTING}, not measured here.",
         ],
@@ -71,19 +71,19 @@ def _table2_published(row: Row) -> Row:
 
 
 def table2x(bench: Bench, job: ReportJob) -> Table:
-    """Table 2x: what is left of the gain against `F.rms_norm` and in every mode, and how far it is from the limit.
+    """Return Table 2x: decoding speed relative to Baseline with `F.rms_norm` in every mode, and its upper bound.
 
     Raises:
         UserError: nothing was decoded.
     """
     rows = [row for row in bench.rows if row["phase"] in ("decode", "prefill")]
     if not any(row["phase"] == "decode" for row in rows):
-        raise UserError("table2x needs decoding, which was not measured: run `tapernorm bench decode` in some mode")
-    better, ratio, fused = "Baseline, F.rms_norm", "ratio to it", arm_labels(bench)["fused"]
+        raise UserError("table2x needs decoding in some mode, which was not measured: run `tapernorm bench decode`")
+    better, ratio, fused = "Baseline, F.rms_norm", "ratio to F.rms_norm", arm_labels(bench)["fused"]
     alone = number(FUSED_NORM, ".3f")
     spec = TableSpec(
         "table2x",
-        "Decoding against the better Baseline, by mode.",
+        "Decoding speed relative to Baseline with F.rms_norm, by mode.",
         columns=[
             Shown("phase", text("phase"), align="l"),
             Shown("mode", lambda row: MODES[row["mode"]], align="l"),
@@ -98,7 +98,7 @@ def table2x(bench: Bench, job: ReportJob) -> Table:
             Shown("GB/s", number("bytes_per_s", ",.1f", scale=1e-9), fused, timed="speed", of="fused"),
             Shown("% of read", READ, fused, timed="speed", of="fused"),
         ],
-        notes=["several-op: Baseline with RMSNorm spelt out, as in Table 2.", _read_note(bench)],
+        notes=["several-op: Baseline with RMSNorm as several operations, as in Table 2.", _read_note(bench)],
         line=CELL,
         member="arm",
     )
@@ -108,7 +108,7 @@ def table2x(bench: Bench, job: ReportJob) -> Table:
 
 
 def _read_note(bench: Bench) -> str:
-    """How to read bytes/s and their share of what the device can read."""
+    """Return the note on bytes/s and their share of the read bandwidth."""
     needed = "GB/s: the bytes of weights and cache that a decoded token must read, times tok/s"
     if bench.read_bandwidth is None:
         return f"{needed}. The device's read bandwidth was not measured."
@@ -121,7 +121,7 @@ def _read_note(bench: Bench) -> str:
 
 
 def table2v1(bench: Bench, job: ReportJob) -> Table:
-    """Table 2v1: what the paper's first version timed, a forward pass of the whole prompt without a key-value cache.
+    """Return Table 2v1: a forward pass of the whole prompt without a key-value cache, as in the paper's first version.
 
     Raises:
         UserError: no eager forward pass was measured.
@@ -131,7 +131,7 @@ def table2v1(bench: Bench, job: ReportJob) -> Table:
     spec = TableSpec(
         "table2v1",
         "Logits of the last token alone, by a forward pass of the whole prompt without a key-value cache, eager. The"
-        " paper's first version measured this, not what Table 2 does.",
+        " paper's first version measured this instead of Table 2.",
         columns=[
             *_heading(bench),
             Shown("k tok/s", significant("tokens_per_s", scale=1e-3), "this run", timed="speed", note=speed),
@@ -141,9 +141,9 @@ def table2v1(bench: Bench, job: ReportJob) -> Table:
             Shown("ratio", number("published_ratio", ".3f"), theirs),
         ],
         notes=[
-            f"{_SPELT_OUT} No norm at all: a bound, its logits mean nothing.",
+            f"{_SPELT_OUT} The model without any norm is a bound. Its logits are meaningless.",
             f"Columns {theirs}: published in {published.TABLE2V1_SOURCE}. They are not measured here. Their ratios are"
-            " derived from its rounded rows. Rows beneath: its batches and prompts that this run has not.",
+            " derived from its rounded rows. Rows below: published batches and prompts that this run lacks.",
         ],
     )
     records = [_record(bench, row, job) | _table2v1_published(row) for row in rows]
@@ -152,7 +152,7 @@ def table2v1(bench: Bench, job: ReportJob) -> Table:
 
 
 def _table2v1_foot(bench: Bench, rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Published rows that have none of ours beside them."""
+    """Yield the published rows whose batch and prompt this run lacks."""
     labels, here = _labels(bench), {(row["batch"], row["prompt"]) for row in rows}
     for line in published.TABLE2V1:
         if (line.batch, line.prompt) not in here:
@@ -162,7 +162,7 @@ def _table2v1_foot(bench: Bench, rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def _table2v1_published(row: Row) -> Row:
-    """The published numbers of the same batch, prompt and arm; only Baseline and fused were published."""
+    """Return the published numbers of the same batch, prompt and arm, which exist for Baseline and fused."""
     for line in published.TABLE2V1:
         if (line.batch, line.prompt) == (row["batch"], row["prompt"]) and row["arm"] in ("baseline_naive", "fused"):
             fused = row["arm"] == "fused"
@@ -182,7 +182,7 @@ def _eager(bench: Bench, phase: str, name: str) -> list[Row]:
 
 
 def _labels(bench: Bench) -> dict[str, str]:
-    """The labels of a table whose Baseline is the paper's."""
+    """Return the labels of a table whose Baseline is that of the paper."""
     return {**arm_labels(bench), "baseline_naive": "Baseline"}
 
 
@@ -196,7 +196,7 @@ def _heading(bench: Bench) -> list[Shown]:
 
 
 def _ratio(name: str) -> Cell:
-    """A ratio with its interval; none for the baseline itself."""
+    """Show a ratio with its interval, and `ABSENT` for the baseline itself."""
     return where(lambda row: name != f"ratio_{row['arm']}", interval(name, ".3f"))
 
 
@@ -209,9 +209,9 @@ def _record(bench: Bench, row: Row, job: ReportJob) -> Row:
 
 
 def _notes(bench: Bench, rows: Sequence[Row]) -> Iterator[str]:
-    """Too few rounds, what was checked, which modes were missing, the state of the machine, and the code."""
+    """Yield the notes: too few rounds, checks, modes not measured, state of the machine, and code."""
     if min(row["n"] for row in rows) < _FEW:
-        yield f"With fewer than {_FEW} rounds the intervals are narrower than 95 % would need."
+        yield f"Intervals of fewer than {_FEW} rounds are narrower than 95 % intervals."
     labels, facts = arm_labels(bench), bench.facts
     checks = [
         f"{labels.get(arm, arm)} {check['largest_logit_difference']:.1e} (logits' RMS {check['logit_scale']:.3g})"

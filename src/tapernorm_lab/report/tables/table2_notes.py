@@ -1,4 +1,4 @@
-"""What a decoding benchmark says in words: its setting, the modes that it could not measure, and a line per arm."""
+"""Text on a decoding benchmark: its setting, the modes that it could not measure, and a line per arm."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from ..frames.decoding import MODES, Bench, Row
 
 
 def setting(bench: Bench, rows: Sequence[Row]) -> str:
-    """Device, software, model and measurement in words."""
+    """Return the sentences on device, software, model and measurement."""
     facts = bench.facts
     decoded = any(row["phase"] == "decode" for row in rows)
     new = f" A round decodes {facts['new_tokens']} new tokens in blocks of {facts['block']}." if decoded else ""
@@ -23,14 +23,14 @@ def setting(bench: Bench, rows: Sequence[Row]) -> str:
 
 
 def rounds(rows: Sequence[Row]) -> str:
-    """Number of rounds behind some rows, as a range where it varies."""
+    """Format the number of rounds behind some rows, as a range if it varies."""
     counts = [row["n"] for row in rows]
     low, high = min(counts), max(counts)
     return f"{low}" if low == high else f"{low}–{high}"
 
 
 def unavailable_notes(bench: Bench) -> Iterator[str]:
-    """Modes that were asked for and could not be measured."""
+    """Yield a note for each mode that could not be measured."""
     for mode, reason in bench.unavailable.items():
         yield f"{MODES.get(mode, mode)} was asked for and could not be measured: {reason}."
 
@@ -40,7 +40,7 @@ def _counted(count: int | str, what: str) -> str:
 
 
 def bench_line(row: Row) -> str:
-    """One measured arm for the terminal: speed, and what it moves of what the memory can."""
+    """Format a measured arm for the terminal: speed, memory traffic, and its share of the read bandwidth."""
     where = f"{row['mode']:<9} {row['phase']:<7} batch {row['batch']:<2} prompt {row['prompt']:<4} {row['arm']:<14}"
     speed = f"{row['tokens_per_s']:>10.1f} tok/s"
     if math.isnan(row["bytes_per_token"]):

@@ -15,22 +15,22 @@ from ..table import ABSENT, Table
 CE = mean_sd("ce", ".4f", lost=NOT_FINITE)
 GAP = interval("gap_percent", ".2f", ends="gap", pairs="n_pairs")
 _CE_NOTE = (
-    "CE: mean over every row, a row over all of its targets, in float32. It is mean ± sample standard deviation over n"
-    " seeds. The models are at the end state (g = 0, or all norms removed). Table 3x says how far folding moves it."
+    "CE: mean over rows of each row's mean over its targets, in float32. It is mean ± sample standard deviation over"
+    " n seeds. The models are at the end state (g = 0, or all norms removed). Table 3x has the change by folding."
 )
 _GAP_NOTE = (
     "gap %: 100 (L − L_Vanilla)/L_Vanilla, mean over paired seeds. In brackets: its 95 % t interval. Original is"
-    " compared with every seed's Vanilla."
+    " compared with the Vanilla of every seed."
 )
 _KEPT = "Vanilla keeps every LayerNorm, Internal-TaperLN only the final one, All-TaperLN and FakeLN none."
 
 
 def table3(found: Gpt2Rows, job: ReportJob) -> Table:
-    """Table 3 of a run, from its rows.
+    """Return Table 3 of a run, from its rows.
 
     Raises:
-        UserError: no score, evaluations of a corpus that scored other rows, or fine-tunes of one size that differ in
-            steps, learning rate or batch.
+        UserError: there is no score, evaluations of a corpus scored different rows, or fine-tunes of one size differ
+            in steps, learning rate or batch.
     """
     rows, scored = table3_rows(found.scores, run=job.run), of_form(found.scores, "gated")
     corpora = {row["corpus"]: row for row in rows}
@@ -51,7 +51,7 @@ def table3(found: Gpt2Rows, job: ReportJob) -> Table:
         columns += [Shown(theirs, published_cell, row["label"], of=corpus)] if beside else []
     place = "Columns published" if beside else f"Rows {published.TABLE3_SHORT}"
     source = (
-        f"{place}: from {published.TABLE3_SOURCE}, fine-tuned by them, not measured here, with the gap that follows."
+        f"{place}: from {published.TABLE3_SOURCE}, fine-tuned by them, not measured here, with the gap from it."
         f" {published.TABLE3_REMARK}."
     )
     spec = TableSpec(
@@ -67,7 +67,7 @@ def table3(found: Gpt2Rows, job: ReportJob) -> Table:
 
 
 def table3x(found: Gpt2Rows, job: ReportJob) -> Table:
-    """Table 3x of a run, from its rows: the tails behind each mean. Raises as `table3`."""
+    """Return Table 3x of a run, from its rows: the tails behind each mean. Raises as `table3`."""
     rows = table3_rows(found.scores, run=job.run)
     spec = TableSpec(
         "table3x",
@@ -93,14 +93,14 @@ def table3x(found: Gpt2Rows, job: ReportJob) -> Table:
         notes=[
             "Over rows: of each row's mean loss, mean ± sample standard deviation over n seeds. trimmed: 2.5 % of the"
             " rows cut at either end. Over tokens: of each target's loss, quantiles to within 0.01 %.",
-            "Quantiles are averaged over n seeds. Max and the worst row are those of the seed whose worst row is worst."
+            "Quantiles are averaged over n seeds. Max and the worst row are those with the largest loss over all seeds."
             " Of fewer than 1,000 rows, p99.9 lies between the two worst.",
-            "folded − gated: how far folding all its norms away moved a model's mean. bits/byte: total bits over the"
+            "folded − gated: change of a model's mean by folding all its norms. bits/byte: total bits over the"
             " bytes of the targets' text, comparable across tokenizers.",
-            "The worst row by its index in the corpus. Its text is in ASCII, the rest escaped.",
+            "worst row: its index in the corpus, and its text in ASCII, with other characters escaped.",
             *([_FAKELN] if any(row["size"] == "xl" and "fakeln" in row["method"] for row in rows) else []),
         ],
-        order=("size", "corpus"),  # so that the methods stand beneath one another
+        order=("size", "corpus"),  # puts the methods of a corpus on adjacent lines
     )
     return spec.table(rows, job, notes=_shared_notes(rows), runs=_codes(of_form(found.scores, "gated")))
 
@@ -109,7 +109,7 @@ _FAKELN = f"{published.TABLE3_SOURCE}, not measured here. {published.TABLE3_REMA
 
 
 def _foot(rows: Sequence[Row], corpora: Sequence[str]) -> Iterator[list[str]]:
-    """The published rows, where this run has no size of theirs."""
+    """Yield the published rows, for a run that has no published size."""
     column_of = {row["corpus"]: row["column"] for row in rows}
     for size, methods in published.TABLE3.items():
         for method, losses in methods.items():
@@ -126,31 +126,32 @@ def _method(row: Row) -> str:
 
 
 def published_cell(row: Row) -> str:
-    """Their mean, and in parentheses their gap in percent."""
+    """Show the published mean and, in parentheses, the published gap in percent."""
     gap = shown(row["published_gap_percent"], ".2f", lost="")
     return shown(row["published_ce"], ".4f") + (f" ({gap})" if gap else "")
 
 
 def stand_ins(rows: Sequence[Row]) -> str:
-    """A sentence that names every column which is not the corpus of the published one; empty without such."""
+    """Return a sentence that names every column with another corpus than the published one; empty without such."""
     named = {row["label"]: published.TABLE3_COLUMNS[row["column"]] for row in rows}
     others = [f"{label} (for {theirs})" for label, theirs in named.items() if not label.startswith(theirs)]
     return f" Stand-ins: {'; '.join(others)}." if others else ""
 
 
 def scale_notes(rows: Sequence[Row]) -> Iterator[str]:
-    """That a loss per token of another tokenizer or context is of another scale than the published."""
+    """Yield a note for each tokenizer and context whose losses cannot be compared with the published ones."""
     ours = {(row["vocab_size"], row["context"]) for row in rows}
     for vocabulary, context in sorted(ours - {(published.TABLE3_VOCABULARY, published.TABLE3_CONTEXT)}):
         yield (
-            f"The losses are of another scale than {published.TABLE3_SHORT}'s. These are per token of a vocabulary of"
-            f" {vocabulary:,} in rows of {context:,}. Theirs are of GPT-2's {published.TABLE3_VOCABULARY:,} in rows of"
-            f" {published.TABLE3_CONTEXT:,}. Only bits/byte (Table 3x) compare across tokenizers, of the same text."
+            f"The losses are not on the scale of {published.TABLE3_SHORT}'s. These are per token of a vocabulary of"
+            f" {vocabulary:,} in rows of {context:,}. Theirs are per token of GPT-2's {published.TABLE3_VOCABULARY:,}"
+            f" in rows of {published.TABLE3_CONTEXT:,}. Across tokenizers, only bits/byte (Table 3x) of the same text"
+            " compare."
         )
 
 
 def _shared_notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Which rows are not finite, the scale of the losses, and what was scored."""
+    """Yield the notes on rows that are not finite, on the scale of the losses, and on the scored texts."""
     for row in rows:
         if row["nonfinite"]:
             yield (
@@ -166,13 +167,14 @@ def _shared_notes(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _codes(scored: Sequence[Row]) -> list[Row]:
-    """The evaluations, and the fine-tunes behind them."""
+    """Return the evaluations and the fine-tunes behind them."""
     tuned = [row for row in scored if row["kind"] == "finetuned"]
-    return [*scored, *(row | {"commit": row["finetune_commit"], "torch": row["finetune_torch"]} for row in tuned)]
+    own = {"commit": "finetune_commit", "torch": "finetune_torch", "linear": "finetune_linear"}
+    return [*scored, *(row | {name: row.get(column) for name, column in own.items()} for row in tuned)]
 
 
 def _origin(scored: Sequence[Row]) -> Iterator[str]:
-    """Base models and learning rates."""
+    """Yield the notes on base models and learning rates."""
     tuned = {row["size"]: row["lr"] for row in scored if row["kind"] == "finetuned"}
     bases = {row["size"]: row["base"] for row in scored}
     yield f"Base models: {'; '.join(f'{size} {base}' for size, base in bases.items())}."

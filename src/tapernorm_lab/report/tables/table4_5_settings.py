@@ -1,4 +1,4 @@
-"""Tables 4 and 5, steps per width and the GPT-2 schedule, written from the config; what is assumed is marked."""
+"""Tables 4 and 5: training length per width, and the GPT-2 schedule. Assumed settings are marked."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -48,7 +48,7 @@ SCHEDULE: dict[str, tuple[str, Callable[[Gpt2Size], Any]]] = {  # row -> its set
 
 
 def table4(_: None, job: SettingsJob) -> Table:
-    """Table 4: the training length of each width, and what follows from it."""
+    """Return Table 4: the training length of each width, and the settings that follow from it."""
     columns = [
         Shown(header + _mark(place, job), cell, align="l" if header == "size" else "r")
         for header, (place, cell) in WIDTHS.items()
@@ -83,13 +83,13 @@ def _width_records(job: SettingsJob) -> Iterator[Row]:
 
 
 def table5(_: None, job: SettingsJob) -> Table:
-    """Table 5: the schedule of the GPT-2 fine-tunes.
+    """Return Table 5: the schedule of the GPT-2 fine-tunes.
 
     Raises:
-        UserError: the config has no GPT-2 track.
+        UserError: the config has no gpt2 section.
     """
     if job.gpt2 is None:
-        raise UserError("this config has no GPT-2 track, so that there is no Table 5: its `gpt2` is null")
+        raise UserError("table5 needs a gpt2 section, and that of this config is null: give another --config")
     sizes = job.gpt2.sizes
     records = [
         {"run": job.run, "setting": place, "name": name, "assumed": bool(_mark(place, job))}
@@ -107,7 +107,7 @@ def table5(_: None, job: SettingsJob) -> Table:
 
 
 def _mark(place: str, job: SettingsJob) -> str:
-    """The mark of an assumed setting; one whose parent is assumed is assumed too."""
+    """Return the mark of a setting if it, or its parent, is assumed."""
     return MARK if any(_covers(a.setting, place) for a in job.assumptions) else ""
 
 
@@ -116,7 +116,7 @@ def _covers(setting: str | None, place: str) -> bool:
 
 
 def _assumed(places: Iterable[str], job: SettingsJob) -> Iterator[str]:
-    """Why each marked setting is assumed, or that nothing is."""
+    """Yield the reason for each assumed setting, or a note that there is none."""
     wanted = list(places)
     found = [a for a in job.assumptions if any(_covers(a.setting, place) for place in wanted)]
     if not found:

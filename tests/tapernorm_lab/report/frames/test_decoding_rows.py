@@ -94,16 +94,16 @@ def changed(which, **changes):
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ([], "the bench holds no samples"),
-        (changed("fused", seconds=[1.0, 2.0]), r"differ in rounds \(.*fused 2.*\), so rounds do not pair"),
-        (changed("fused", tokens=19), r"differ in tokens \(.*fused 19"),
-        (changed("fused", seconds=[1.0, 0.0, 2.0]), r"fused at decode, eager, batch 2, prompt 16 has a time of 0.0 s"),
-        (changed("fused", seconds=[1.0, math.nan, 2.0]), "has a time of nan s"),
-        (changed("fused", seconds=[]), "has no time"),
-        (changed("fused", arm="fast", mode="jit", phase="train"), "a cell has no phase, mode, arm that this version"),
-        (entries() + entries()[:1], "baseline_naive is given twice at decode, eager, batch 2, prompt 16"),
-        (entries()[:-1], "decode, eager, batch 2, prompt 16 has no arm identity"),
-        ([{"mode": "eager"}], "a cell has no phase, batch, prompt, arm, seconds, tokens, bytes_per_token that"),
+        ([], "the bench "),
+        (changed("fused", seconds=[1.0, 2.0]), r"rounds \(.*fused 2.*\)"),
+        (changed("fused", tokens=19), r"tokens \(.*fused 19"),
+        (changed("fused", seconds=[1.0, 0.0, 2.0]), r"fused at decode, eager, batch 2, prompt 16 .* 0\.0 s"),
+        (changed("fused", seconds=[1.0, math.nan, 2.0]), " nan s"),
+        (changed("fused", seconds=[]), "fused at decode, eager, batch 2, prompt 16 .*no time"),
+        (changed("fused", arm="fast", mode="jit", phase="train"), "the phase, mode, arm of"),
+        (entries() + entries()[:1], "baseline_naive .*decode, eager, batch 2, prompt 16"),
+        (entries()[:-1], "decode, eager, batch 2, prompt 16 .*identity"),
+        ([{"mode": "eager"}], "the phase, batch, prompt, arm, seconds, tokens, bytes_per_token of"),
     ],
 )
 def test_samples_that_cannot_be_compared_are_refused(cells, message):
@@ -140,13 +140,13 @@ def test_a_file_of_another_kind_or_shape_is_refused_by_name(tmp_path):
         assert str(path) in str(refusal.value)
 
     sizes = {"batches": (1,), "prompts": (128,), "rounds": 2}
-    refused(synthetic_bench.decode(**sizes, schema_version=2), "schema_version is 2")
-    refused(synthetic_bench.decode(**sizes, machine={"device": "cpu"}), "holds no machine.threads")
-    refused(synthetic_bench.decode(**sizes, cells=[]), "holds no samples")
-    refused(synthetic_bench.last_token(**sizes), "kind is 'bench_last_token' and this version reads 'bench_decode'")
+    refused(synthetic_bench.decode(**sizes, schema_version=2), "schema_version 2")
+    refused(synthetic_bench.decode(**sizes, machine={"device": "cpu"}), "machine.threads")
+    refused(synthetic_bench.decode(**sizes, cells=[]), "samples")
+    refused(synthetic_bench.last_token(**sizes), "kind 'bench_last_token'.* 'bench_decode'")
     unnamed = synthetic_bench.decode(**sizes)
     unnamed["job"]["variant"] = "gpt2"
-    refused(unnamed, "variant 'gpt2' is none of baseline")
+    refused(unnamed, "variant 'gpt2'.* baseline")
     (tmp_path / "damaged.json").write_text("{")
     for name in ("damaged.json", "missing.json"):
         with pytest.raises(UserError, match=name):

@@ -72,7 +72,7 @@ def test_csv_gives_back_the_same_frames(rows, tmp_path):
     back = gpt2_rows.read(tmp_path)
     for name in ("scores", "curves", "removals"):
         pd.testing.assert_frame_equal(getattr(back, name), getattr(rows, name), check_exact=True)
-    with pytest.raises(UserError, match=r"no file .*scores\.csv: make it with `tapernorm rows gpt2`"):
+    with pytest.raises(UserError, match=r"scores\.csv.*`tapernorm rows gpt2`"):
         gpt2_rows.read(tmp_path / "nowhere")
 
 
@@ -127,19 +127,19 @@ def test_not_finite_means_stay_missing_and_the_count_is_kept(tmp_path):
 
 def test_what_is_missing_damaged_or_given_twice_is_refused(run, tmp_path):
     folder, evaluations, finetunes = run
-    with pytest.raises(UserError, match="no evaluation was given"):
+    with pytest.raises(UserError, match="RESULT"):
         gpt2_rows.collect([], finetunes, **RUN)
-    with pytest.raises(UserError, match=r"scores a fine-tune whose result\.json is not given"):
+    with pytest.raises(UserError, match=r"result\.json .*RESULT"):
         gpt2_rows.collect(evaluations, finetunes[1:], **RUN)
-    with pytest.raises(UserError, match="both hold size tiny, method original, seed None"):
+    with pytest.raises(UserError, match="size tiny, method original, seed None"):
         gpt2_rows.collect([evaluations[0], evaluations[0]], [], **RUN)
-    with pytest.raises(UserError, match="kind is 'finetune' and this version reads 'evaluate'"):
+    with pytest.raises(UserError, match=r"kind 'finetune'.* 'evaluate'"):
         gpt2_rows.collect(finetunes, [], **RUN)
-    with pytest.raises(UserError, match=r"no file .*missing\.json"):
+    with pytest.raises(UserError, match=r"missing\.json"):
         gpt2_rows.collect([folder / "missing.json"], [], **RUN)
     for place, change, message in [
-        ("e", lambda d: d["corpora"]["stdlib"]["forms"]["gated"]["rows"].pop("p99_9"), r"holds no rows\.p99_9"),
-        ("u", lambda d: d["job"]["model"].update(method="sorcery"), "method 'sorcery' is none of original, vanilla"),
+        ("e", lambda d: d["corpora"]["stdlib"]["forms"]["gated"]["rows"].pop("p99_9"), r"rows\.p99_9"),
+        ("u", lambda d: d["job"]["model"].update(method="sorcery"), "method 'sorcery'.* original, vanilla"),
     ]:
         document = synthetic_gpt2.evaluation("tiny", "original", None)
         change(document)

@@ -72,26 +72,26 @@ def test_rows_come_back_from_csv_as_they_were_and_only_for_their_run(rows, tmp_p
     back = robustness_rows.read(tmp_path, run="cpu")
     for name in ("scores", "trials", "positions"):
         pd.testing.assert_frame_equal(getattr(back, name), getattr(rows, name))
-    with pytest.raises(UserError, match="is of run cpu and the config is of run 'demo'"):
+    with pytest.raises(UserError, match="run cpu, not 'demo'"):
         robustness_rows.read(tmp_path, run="demo")
     (tmp_path / "study_S3_trials.csv").unlink()
-    with pytest.raises(UserError, match=r"study_S3_trials\.csv: make it with `tapernorm rows study_S3`"):
+    with pytest.raises(UserError, match=r"study_S3_trials\.csv.*`tapernorm rows study_S3`"):
         robustness_rows.read(tmp_path, run="cpu")
 
 
 def test_files_that_cannot_stand_beside_one_another_are_refused(paths, tmp_path):
-    with pytest.raises(UserError, match="no scores were given"):
+    with pytest.raises(UserError, match="RESULT"):
         robustness_rows.collect([], run="cpu")
     twice = tmp_path / "twice.json"
     twice.write_text(paths[0].read_text())
-    with pytest.raises(UserError, match="both hold d_model 32, seed 1: give one of them"):
+    with pytest.raises(UserError, match="d_model 32, seed 1"):
         robustness_rows.collect([*paths, twice], run="cpu")
     other = synthetic_robustness.document(32, 9)
     other["trials"]["code"]["rows_sha256"] = "f" * 64
     (tmp_path / "other.json").write_text(json.dumps(other))
-    with pytest.raises(UserError, match="scored other rows, so their losses are not comparable: run the older again"):
+    with pytest.raises(UserError, match="not comparable"):
         robustness_rows.collect([*paths, tmp_path / "other.json"], run="cpu")
     damaged = tmp_path / "damaged.json"
     damaged.write_text(json.dumps({"schema_version": 1, "kind": "evaluate"}))
-    with pytest.raises(UserError, match="kind is 'evaluate' and this version reads 'robustness'"):
+    with pytest.raises(UserError, match=r"kind 'evaluate'.* 'robustness'"):
         robustness_rows.collect([damaged], run="cpu")

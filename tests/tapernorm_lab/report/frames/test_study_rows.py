@@ -1,6 +1,7 @@
 """Rows of a stage against the result files that they come from; no seed is lost, a diverged one least of all."""
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -69,9 +70,9 @@ def test_rows_read_back_as_they_were(rows, tmp_path):
 def test_a_result_of_another_job_is_refused(results, tmp_path):
     job = stage_job()
     runs = (job.runs[0].model_copy(update={"config_hash": "other"}), *job.runs[1:])
-    with pytest.raises(UserError, match=r"is of a job with the hash baseline1 and the config's arm baseline has other"):
+    with pytest.raises(UserError, match=r"hash baseline1, .*arm baseline .*other"):
         study_rows.collect(job.model_copy(update={"runs": runs}), results)
-    with pytest.raises(UserError, match=r"no file .*result.json"):
+    with pytest.raises(UserError, match=r"result\.json"):
         study_rows.collect(job, tmp_path)
 
 
@@ -84,7 +85,7 @@ def test_rows_of_other_runs_than_the_configs_are_refused(rows, tmp_path):
         {"run": "other"},
         {"stage": job.stage.model_copy(update={"name": "S2"})},
     ):
-        with pytest.raises(UserError, match=r"config differ in arms \(.*relative of S1, run demo.*gather the rows"):
+        with pytest.raises(UserError, match=r"relative of S1, run demo"):
             study_rows.read(tmp_path / "rows.csv", job.model_copy(update=changes))
 
 
@@ -99,9 +100,9 @@ def test_the_verb_gathers_and_then_needs_the_rows_alone(results, tmp_path, capsy
     assert {f"figure_S1.{kind}" for kind in ("csv", "pdf", "png")} <= made
     capsys.readouterr()
     assert main(["table", "table_S1", *job, "--results", str(results), "--out", str(tmp_path)]) == 2
-    assert "study_S1.csv: make it with `tapernorm rows study_STAGE`" in capsys.readouterr().err
+    assert re.search(r"study_S1\.csv .*`tapernorm rows study_STAGE`", capsys.readouterr().err)
     assert main(["table", "table_S2", *job, "--results", str(tmp_path), "--out", str(tmp_path)]) == 2
-    assert "table_S2 is about stage S2, and --job about stage S1" in capsys.readouterr().err
+    assert re.search("table_S2 .*stage S2.*stage S1", capsys.readouterr().err)
 
 
 def test_a_run_without_the_scale_loss_has_no_target_and_one_without_a_taper_no_end(tmp_path):
@@ -151,5 +152,5 @@ def test_a_damaged_result_is_named(results, tmp_path):
     document = json.loads(path.read_text())
     document["values"].pop("valid_ce")
     path.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=r"seed1/result.json holds no values.valid_ce"):
+    with pytest.raises(UserError, match=r"seed1/result\.json .*values\.valid_ce"):
         study_rows.collect(job, tmp_path)

@@ -111,7 +111,7 @@ def test_table_s3_has_a_line_per_width_and_kind_of_row(rows, found):
 def test_the_notes_hold_what_no_column_does(rows, found):
     notes = robustness_table.table_s3(rows, JOB).notes
     printed = 2 * (200 + 300 + 200 + 200 + 90 + 90) * 2 * 3
-    (told,) = [note for note in notes if "other way round" in note]
+    (told,) = [note for note in notes if "Conversely" in note]
     assert f"24 of {printed:,} rows" in told  # one a seed on either part of rare
     assert f"{math.log(1024):.2f}" in told
     (added,) = [note for note in notes if note.startswith("rare token repeated, d 48")]

@@ -100,12 +100,12 @@ def test_what_tells_of_the_weights_of_an_earlier_run_is_refused(tmp_path, name):
     run = write_run(tmp_path, after=3.0)
     scores({"all": run})
     write_json(run / name, read_json(run / name) | {"provenance": {"weights_sha256": "of others"}})
-    with pytest.raises(UserError, match=rf"{name} tells of other weights than those in .*: run the job that wrote it"):
+    with pytest.raises(UserError, match=rf"{name} .*model\.safetensors"):
         scores({"all": run})
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     run = write_run(tmp_path, after=3.0)
     write_json(run / "spread.json", {**document(), "kind": "fold"})
-    with pytest.raises(UserError, match="kind is 'fold' and this version reads 'spread'"):
+    with pytest.raises(UserError, match=r"kind 'fold'.* 'spread'"):
         own_rows.collect({"all": run}, **SHARED)
