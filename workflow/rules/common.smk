@@ -1,6 +1,7 @@
 # Functions of the rules: the job of a cell, its cost and its inputs.
 from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
+from tapernorm_lab.config.run_cost import is_probed, linear_job
 from tapernorm_lab.config.study_runs import homes, stage_job
 from tapernorm_lab.config.variants import Variant
 from tapernorm_lab.report import catalogue
@@ -20,6 +21,11 @@ if "gpu" in workflow.global_resources:
 # The hardware of a job that scores or times models, as command-line options.
 ON_DEVICE = {"device": RUN.hardware.device, "gpu": GPUS, "jobs_per_gpu": RUN.hardware.jobs_per_gpu}
 DEVICE_OPTIONS = "--device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu}"
+
+
+# The choice of a kernel comes before the first training, and a newer one is no reason to train again.
+KERNELS = [ancient(f"{RESULTS}/kernels.json")] if is_probed(RUN) else []
+KERNELS_OPTION = f" --kernels {RESULTS}/kernels.json" if KERNELS else ""
 
 
 def training(load, hardware=lambda wildcards: RUN.hardware, gpu=TRAINING_GPUS):

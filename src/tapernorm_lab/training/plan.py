@@ -4,19 +4,23 @@ B batch, T context, R rows of a split.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from tapernorm.linear_kernel import LinearKernel, set_linear_kernel
 from tapernorm.schedule import lr_at
+from tapernorm.util.atomic_files import read_json, write_json
 
 from ..config.jobs import TuningJob
 from ..config.sections import HardwareConfig, TrainConfig
 from ..data.blocks import Blocks, batch_of
 from ..data.token_stream import TokenStream, windows
+from .device import choose, maps_of
+from .ranks import from_leader
 from .training_loss import next_tokens
 from .validation_loss import Evaluation, evaluate, evaluate_blocks
 
@@ -218,3 +222,30 @@ def plan_on_stream(
 def _places(out: Path, fingerprint: str, hardware: HardwareConfig) -> dict[str, Any]:
     events = out / "tensorboard" if hardware.tensorboard else None
     return {"fingerprint": fingerprint, "folder": out / "resume" / fingerprint, "events": events}
+
+
+def settle_linear_kernel(plan: Plan, model: nn.Module) -> Plan:
+    """Choose the kernel of this process for the training of `model`, by hardware.linear; the plan that names it.
+
+    A choice by measurement lies in the plan's folder, for an attempt that resumes.
+
+    Raises:
+        UserError: as `set_linear_kernel`.
+    """
+    asked = plan.hardware.linear
+    kernel: LinearKernel = "aten"
+    if next(model.parameters()).device.type == "cpu":
+        kernel = from_leader(lambda: _kept_choice(plan, model)) if asked == "auto" else asked
+    set_linear_kernel(kernel)
+    return replace(plan, hardware=plan.hardware.model_copy(update={"linear": kernel}))
+
+
+def _kept_choice(plan: Plan, model: nn.Module) -> LinearKernel:
+    if plan.optimisation.precision != "float32":
+        return "aten"
+    file = plan.folder / "kernels.json"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        inputs, _ = plan.batch_at(0)
+        write_json(file, choose(maps_of(model, inputs[: plan.hardware.micro_batch].numel())))
+    return read_json(file)["linear"]

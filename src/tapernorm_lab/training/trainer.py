@@ -28,7 +28,7 @@ from ..models.output_head import logits_by_chunk
 from .find_overflow import Diverged, find_overflow
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
-from .plan import Plan
+from .plan import Plan, settle_linear_kernel
 from .ranks import asked_to_stop, from_leader, leads, require_ranks, share_of, stop_if_asked, sum_gradients
 from .resume_checkpoints import Checkpoints
 from .stop_signals import Stopped, until_safe
@@ -41,12 +41,16 @@ _EXPLODED = 1.5  # multiple of log(vocabulary) above which a loss is reported; a
 class Trainer:
     """Train `model` by `plan`, from its newest checkpoint if there is one.
 
+    The kernel of its linear maps is this process's from then on.
+
     Raises:
-        UserError: the number of processes is not hardware.devices_per_job, or the optimizer lacks a norm's parameter.
+        UserError: the number of processes is not hardware.devices_per_job, the optimizer lacks a norm's parameter, or
+            this PyTorch lacks the kernel that hardware.linear names.
     """
 
     def __init__(self, model: nn.Module, changes: Taper | NormDriver | None, plan: Plan) -> None:
         require_ranks(plan.hardware.devices_per_job)
+        plan = settle_linear_kernel(plan, model)
         self.model, self.driver, self.plan = model, driver_of(changes), plan
         self.device = next(model.parameters()).device
         self.optimizer = plan.optimisation.optimizer(model)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tapernorm.architectures import hidden_of, output_head
 from tapernorm.models.decoder import Decoder
-from tapernorm.util.compiler import require_compiler
+from tapernorm.util.compiler import has_compiler
 
 from ..models.output_head import IGNORED, head_cross_entropy
 from .norm_driver import NormDriver
@@ -71,10 +71,13 @@ def compiled_loss(
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Compile `training_loss`: one graph per form of the norms, for whole micro-batches and for a smaller last one.
 
-    Norms with many forms stay eager, because compilation would take longer than the training. FakeLN's have one form
-    per removal.
+    On a CPU without a C++ compiler the loss stays eager. So do norms with many forms, because compilation would take
+    longer than the training. FakeLN's have one form per removal.
     """
-    require_compiler(device)
+    if not has_compiler(device):
+        if leads():
+            print(f"{label}: not compiled, torch.compile needs a C++ compiler on a CPU: install g++", file=sys.stderr)
+        return training_loss
     forms = 1 if driver is None else driver.forms
     if forms > _MOST_FORMS:
         if leads():

@@ -429,7 +429,7 @@ def test_removing_the_marker_lets_it_try_again(tokens: Path, tmp_path: Path, tra
 
 @pytest.mark.parametrize(
     ("evaluation", "step", "then"),
-    [(0, 5, "stopped before another update"), (2, 11, "the last step, and nothing is published")],
+    [(0, 5, "stopped before another update"), (2, 11, "it was the last step, and nothing is published")],
 )
 def test_a_validation_that_is_not_finite_stops_the_run(
     tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluation: int, step: int, then: str

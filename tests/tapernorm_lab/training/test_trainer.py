@@ -388,7 +388,7 @@ def test_what_was_salvaged_is_told_now_and_again(tmp_path: Path) -> None:
 
     trainer = taken["trainer"] = make_trainer(job, tmp_path, batch_at=batch_at, salvage=salvage)
     for _ in range(2):
-        with pytest.raises(Diverged, match=r"at step 5;.* diverged\.json.* It was sold\.$"):
+        with pytest.raises(Diverged, match=r"at step 5;.*diverged\.json.* It was sold\.$"):
             trainer.run()
     _, state = trainer.checkpoints.load(trainer.checkpoints.latest())
     assert [torch.equal(gain, state["model"]["model.norm.weight"]) for gain in seen] == [True]

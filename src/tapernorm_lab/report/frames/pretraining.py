@@ -10,6 +10,7 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
 from ..engine.frame import PROVENANCE, Frame, integer, number, text
+from ..provenance import linear_kernel
 from ..read_json import each_once, parse_json, text_of
 
 JOB = ["variant", "d_model", "seed"]  # columns that identify a job of a run
@@ -52,6 +53,7 @@ RESULTS = Frame(
         "lr": number("job.train.lr"),
         "precision": text("job.train.precision"),
         **PROVENANCE,
+        "linear": text(),
         "settings_hash": text(),
         "taper_hash": text(),
     },
@@ -85,7 +87,8 @@ def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFr
         if job in folded:
             folded_path, folded_document = folded[job]
             fold = RESULTS.facts(folded_document, folded_path, of="fold")
-        rows.append({"run": run, **fold, **RESULTS.facts(document, path), **_config_versions(document["job"])})
+        facts = {**RESULTS.facts(document, path), "linear": linear_kernel(document)}
+        rows.append({"run": run, **fold, **facts, **_config_versions(document["job"])})
         named = dict(zip(JOB, job, strict=True))
         curves += [{**named, **line} for line in read_metrics(path.parent / "metrics.jsonl")]
     return RESULTS.typed(rows), CURVES.typed(curves).sort_values([*JOB, "step"], ignore_index=True)
