@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..util.errors import UserError
 
 _ONEDNN = torch.ops.mkldnn  # the operators that torch.compile uses for frozen linear maps
+_INT8_PRODUCT = torch._weight_int8pack_mm  # pyright: ignore[reportPrivateImportUsage]
 _BLOCKED_BYTES = 1 << 20  # a smaller weight fits the CPU cache, and oneDNN's call costs more than its layout saves
 _LARGEST = 127  # -128 stays unused, so that a weight and its negative are rounded alike
 _INT8_INPUTS = 16  # PyTorch's int8 kernel reads this many at once, also past the end of a shorter row
@@ -74,11 +75,14 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the packed map to x (..., K)."""
-        rows = x.flatten(0, -2).to(torch.bfloat16)
-        if missing := self.weight.shape[1] - self.inputs:
+        weight, scale = self.weight, self.scale
+        if scale.dtype is not torch.bfloat16:  # after a move to another dtype
+            scale = scale.to(torch.bfloat16)
+        rows = x.reshape(-1, self.inputs).to(torch.bfloat16)
+        if missing := weight.shape[1] - self.inputs:
             rows = F.pad(rows, (0, missing))
-        y = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.weight, self.scale.to(torch.bfloat16))
-        y = y.view(*x.shape[:-1], -1).to(x.dtype)
+        y = _INT8_PRODUCT(rows.contiguous(), weight, scale).to(x.dtype)
+        y = y.view(*x.shape[:-1], len(scale))
         return y if self.bias is None else y + self.bias
 
 
