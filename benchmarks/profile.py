@@ -1,8 +1,8 @@
 """Where the time of a training step goes: `python -m benchmarks.profile --out results/bench/profile.json`.
 
 torch.profiler watches optimizer steps of the trainer itself, eager, one thread. Each operator counts for the part of
-the step that called it, and an operator of the backward pass for the part whose operator it differentiates. The
-profiler's own work falls on all parts, and on Python most.
+the step that called it. An operator of the backward pass counts for the part that it differentiates. The profiler's own
+work inflates all parts, and Python most.
 """
 
 import argparse
