@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from .util.errors import UserError
 
@@ -76,6 +77,23 @@ class set_linear_kernel:  # noqa: N801  a function to whoever calls it, as torch
 def get_linear_kernel() -> LinearKernel:
     """Return the kernel of float32 linear maps on the CPU: aten or onednn."""
     return _chosen
+
+
+def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute A B^T + b (M, N) of A (M, K) and B (N, K) by the chosen kernel, for operators with their own gradients.
+
+    The tensors may be views of any strides. Autograd records nothing where oneDNN is taken.
+    """
+    if _chosen == "onednn" and _takes(left, right, bias, right.shape[-1]):
+        return _product(left, right, bias)
+    return linear(left, right, bias)
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Compute G^T x (O, I) of G (R, O) and x (R, I), as `product` does."""
+    if _chosen == "onednn" and _takes(grad.t(), x.t(), None, len(x)):
+        return _weight_gradient(grad, x)
+    return grad.t() @ x
 
 
 class _Conv1DFinder(MetaPathFinder):

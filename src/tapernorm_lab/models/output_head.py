@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+
+from tapernorm.linear_kernel import get_linear_kernel, product
+from tapernorm.linear_kernel import weight_gradient as gradient_of_weight
 
 IGNORED = -100  # target that does not count, as in F.cross_entropy
 _CHUNK = {"cpu": 1 << 20}  # logits of a chunk that stays in a core's cache
@@ -36,7 +38,7 @@ def logits_by_chunk(head: nn.Linear, hidden: Tensor) -> Iterator[Tensor]:
     """Yield the logits (n, V) of hidden (..., D), a chunk of tokens at a time, as the loss computes them."""
     x, weight, bias = _operands(head, hidden)
     for some in x.split(_rows(x, weight)):
-        yield linear(some, weight, bias)
+        yield product(some, weight, bias)
 
 
 def _operands(head: nn.Linear, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -70,7 +72,7 @@ def _linear_cross_entropy(
     rows = _rows(x, weight)
     for first in range(0, len(x), rows):
         part = slice(first, first + rows)
-        logits = linear(x[part], weight, bias).to(wide)
+        logits = product(x[part], weight, bias).to(wide)
         largest = logits.amax(1, keepdim=True)
         at_target = logits.gather(1, places[part])
         torch.softmax(logits, 1, out=logits)
@@ -78,12 +80,12 @@ def _linear_cross_entropy(
         losses[part] = largest - logits.amax(1, keepdim=True).log() - at_target
         logits.scatter_add_(1, places[part], torch.full_like(at_target, -1))
         gradient = logits.to(x.dtype)
-        x_gradient[part] = linear(gradient, weight.t()) * counted[part]
+        x_gradient[part] = product(gradient, weight.t()) * counted[part]
         theirs = x[part] * counted[part]
-        if wide is x.dtype:
+        if wide is x.dtype and get_linear_kernel() == "aten":
             weight_gradient.addmm_(gradient.t(), theirs)
         else:
-            weight_gradient += gradient.t() @ theirs
+            weight_gradient += gradient_of_weight(gradient, theirs)
         if bias is not None:
             bias_gradient += (counted[part].t() @ gradient)[0]
     number = counts.sum()

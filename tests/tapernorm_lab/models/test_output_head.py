@@ -11,6 +11,7 @@ from tiny_models import CASES, OURS, tiny
 from torch import nn
 
 from tapernorm.architectures import hidden_of, logits_of, output_head
+from tapernorm.linear_kernel import set_linear_kernel
 from tapernorm_lab.models import output_head as module
 from tapernorm_lab.models.output_head import IGNORED, head_cross_entropy, logits_by_chunk
 from tapernorm_lab.training.training_loss import cross_entropy, training_loss
@@ -70,6 +71,20 @@ def test_loss_and_gradients_are_those_of_the_whole_matrix(bias, rows, narrow, mo
     assert not any(agree(found[1:], derived(whole, head, hidden, targets)[1:]))  # without the share
 
 
+@pytest.mark.parametrize(("kernel", "products"), [("onednn", 6), ("aten", 0)])
+def test_the_three_products_of_each_chunk_take_the_kernel_that_is_chosen(kernel, products, monkeypatch):
+    rows, width, vocabulary = 512, 48, 160
+    monkeypatch.setitem(module._CHUNK, "cpu", rows // 2 * vocabulary)  # two chunks
+    head, targets = nn.Linear(width, vocabulary, bias=False), torch.arange(rows)[None] % vocabulary
+    hidden = builders.normal(1, rows, width, seed=3).float().requires_grad_()
+    with set_linear_kernel(kernel), torch.profiler.profile() as profile:
+        found = derived(head_cross_entropy, head, hidden, targets)
+    seen = {event.key: event.count for event in profile.key_averages()}
+    assert seen.get("mkldnn::_linear_pointwise", 0) == products
+    exact = hidden.detach().double().requires_grad_()
+    assert all(agree(found, derived(whole, copy.deepcopy(head).double(), exact, targets), 1e-5))
+
+
 def test_the_operator_is_what_it_says_it_is():
     """Its form without data, its gradients' registration and its strides, as torch.library checks them."""
     for bias in (False, True):
@@ -120,7 +135,7 @@ def test_no_chunk_is_larger_than_its_share(monkeypatch):
         return F.linear(x, weight, *rest)
 
     head, hidden, targets = problem()
-    monkeypatch.setattr(module, "linear", noted)
+    monkeypatch.setattr(module, "product", noted)
     head_cross_entropy(head, hidden, targets)
     chunks = [ROWS] * 5 + [1]
     assert sizes == chunks

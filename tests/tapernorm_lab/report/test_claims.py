@@ -280,4 +280,4 @@ def test_the_verb_judges_the_rows_of_a_run_and_refuses_those_of_another(tmp_path
     assert verdicts["No radial gradient"] == Verdict.REPRODUCED
     assert verdicts[LOSS] == Verdict.NOT_TESTABLE
     assert main(["table", "claims", "--config", str(ROOT / "config/demo.yaml"), *arguments]) == 2
-    assert "of run test and the config is of run 'demo'" in capsys.readouterr().err
+    assert "of run test, not 'demo'" in capsys.readouterr().err
