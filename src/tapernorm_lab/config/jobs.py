@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from tapernorm.models.decoder_config import DecoderConfig
+from tapernorm.schedule import GateSchedule, ema_rate_over
 from tapernorm.util.errors import UserError
 
 from .gpt2 import (
@@ -114,10 +115,22 @@ class PretrainJob(Strict):
                 "and every other variant has one"
             )
         if self.taper is not None:
-            from tapernorm.schedule import GateSchedule
-
-            GateSchedule.from_fractions(self.steps, self.taper.start_fraction, self.taper.end_fraction)
+            self.schedule_of(self.taper)
         return self
+
+    def schedule_of(self, taper: TaperConfig) -> GateSchedule:
+        """Return the schedule of the gate, in optimizer steps of this job.
+
+        Raises:
+            ValueError: as `GateSchedule.from_fractions`.
+        """
+        return GateSchedule.from_fractions(self.steps, taper.start_fraction, taper.end_fraction)
+
+    def ema_rate_of(self, taper: TaperConfig) -> float:
+        """Return m of the running means: the setting `ema_rate`, or what follows from `ema_horizon`."""
+        if taper.ema_rate is not None:
+            return taper.ema_rate
+        return ema_rate_over(self.schedule_of(taper).start, taper.ema_horizon)
 
 
 class BpeJob(Strict):

@@ -12,6 +12,7 @@ from statistics import median
 
 from tapernorm.util.errors import UserError
 
+from .horizon import horizon_warning
 from .job_cost import Load
 from .published import PRETRAIN_HOURS_H100
 from .run import Config
@@ -167,7 +168,12 @@ def cost_text(config: Config, speed: Speed) -> str:
     for rule, *numbers in rows:
         cells = [rule.ljust(widths[0]), *(c.rjust(w) for c, w in zip(numbers, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, "", *_totals(costs, speed)])
+    lines += ["", *_totals(costs, speed)]
+    jobs = [config.pretrain_job(*cell) for cell in config.pretrain_cells()]
+    jobs += [config.arm_job(*cell).pretrain for cell in config.study_cells()]
+    if warning := horizon_warning(jobs):
+        lines += ["", warning]
+    return "\n".join(lines)
 
 
 def _cells(cost: RuleCost, hours: float | None) -> tuple[str, ...]:
