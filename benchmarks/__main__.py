@@ -7,7 +7,7 @@ from pathlib import Path
 from tapernorm.util.atomic_files import write_json
 from tapernorm.util.provenance import provenance
 
-from . import decode, evaluation, finetune_step, train_step, workflow
+from . import decode, evaluation, finetune_step, linear_kernels, train_step, workflow
 from .report import line
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = []
     load_before = os.getloadavg()[0]
-    for stage in (train_step, finetune_step, decode, evaluation, workflow):
+    for stage in (train_step, finetune_step, linear_kernels, decode, evaluation, workflow):
         for measured in stage.measure():
             print(line(measured), flush=True)
             figures.append(measured)

@@ -25,7 +25,7 @@ REMOVED = 1000  # a step after every removal
 def measure() -> Iterator[Figure]:
     """Yield the speeds of the taper (0 < g < 1, g = 0) over vanilla, and of FakeLN over the taper at g = 0."""
     torch.manual_seed(0)
-    rows = torch.randint(VOCABULARY, (BATCH, CONTEXT), generator=generator(0, "bench"))
+    rows = tokens()
     batch = next_tokens(rows)
     fake, faked = removed(rows)
     arms = {
@@ -36,6 +36,11 @@ def measure() -> Iterator[Figure]:
     }
     bounds = {"mix": ("vanilla", 0.90), "linear": ("vanilla", 0.97), "fakeln": ("linear", 0.95)}
     yield from compare("finetune_step", arms, bounds, threads=THREADS)
+
+
+def tokens() -> Tensor:
+    """Random tokens (B, T)."""
+    return torch.randint(VOCABULARY, (BATCH, CONTEXT), generator=generator(0, "bench"))
 
 
 def gpt2() -> GPT2LMHeadModel:

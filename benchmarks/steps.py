@@ -1,16 +1,18 @@
 """The optimizer step of the trainer on fixed tokens, which the step benchmarks time."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from tapernorm.linear_kernel import LinearKernel, set_linear_kernel
 from tapernorm.taper import Taper
 from tapernorm_lab.experiments.speed.interleaved_timing import interleave, paired_speedup
 from tapernorm_lab.training.metrics import gradient_norm
 from tapernorm_lab.training.norm_driver import NormDriver, driver_of
 from tapernorm_lab.training.plan import Optimisation
-from tapernorm_lab.training.training_loss import training_loss
+from tapernorm_lab.training.training_loss import compiled_loss, training_loss
 
 from .report import Figure, figure
 
@@ -31,15 +33,25 @@ SETTINGS = Optimisation(
 
 
 def one_step(
-    model: nn.Module, changes: Taper | NormDriver | None, inputs: Tensor, targets: Tensor
+    model: nn.Module,
+    changes: Taper | NormDriver | None,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    kernel: LinearKernel = "aten",
+    precision: Literal["float32", "bf16"] = "float32",
+    compiled: bool = False,
 ) -> Callable[[], None]:
     """Return a function that takes one optimizer step of `model` on inputs and targets (B, T)."""
     driver, optimizer = driver_of(changes), SETTINGS.optimizer(model)
     parameters = list(model.parameters())
+    loss = compiled_loss(driver, inputs.device, "bench") if compiled else training_loss
 
     def step() -> None:
-        ce, aux, _ = training_loss(model, driver, inputs, targets)
-        (ce + aux).backward()
+        with set_linear_kernel(kernel):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                ce, aux, _ = loss(model, driver, inputs, targets)
+            (ce + aux).backward()
         norm = gradient_norm(parameters)
         norm.item()
         nn.utils.clip_grads_with_norm_(parameters, SETTINGS.clip_norm, norm)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from tapernorm.models.decoder_config import DecoderConfig
 from tapernorm.taper import taper_of
@@ -31,8 +32,7 @@ SHAPE = DecoderConfig(
 def measure() -> Iterator[Figure]:
     """Yield the speeds of Baseline over transformers' LLaMA, and of the taper (0 < g < 1, g = 0) over Baseline."""
     torch.manual_seed(0)
-    windows = torch.randint(SHAPE.vocab_size, (BATCH, SHAPE.context + 1), generator=generator(0, "bench"))
-    batch = windows[:, :-1], windows[:, 1:]
+    batch = windows()
     arms = {
         "llama": one_step(stock_llama(decoder(SHAPE)), None, *batch),
         "baseline": one_step(decoder(SHAPE), None, *batch),
@@ -41,3 +41,9 @@ def measure() -> Iterator[Figure]:
     }
     bounds = {"baseline": ("llama", 1.0), "mix": ("baseline", 0.93), "linear": ("baseline", 1.0)}
     yield from compare("train_step", arms, bounds, threads=THREADS)
+
+
+def windows() -> tuple[Tensor, Tensor]:
+    """Inputs and targets (B, T) of random tokens."""
+    both = torch.randint(SHAPE.vocab_size, (BATCH, SHAPE.context + 1), generator=generator(0, "bench"))
+    return both[:, :-1], both[:, 1:]

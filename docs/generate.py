@@ -129,8 +129,10 @@ def rivals() -> str:
     tables = []
     for comparison in found:
         job = comparison["job"]
+        load = " to ".join(f"{comparison['provenance'][f'load_{when}']:.1f}" for when in ("before", "after"))
         threads = f"{job['threads']} thread{'s' if job['threads'] > 1 else ''}"
-        title = f"**d {job['d_model']}, {threads}**, {job['new_tokens']} tokens, {job['rounds']} rounds:"
+        rounds = max(len(row["seconds"]) for row in comparison["rows"])
+        title = f"**d {job['d_model']}, {threads}**, {job['new_tokens']} tokens, {rounds} rounds, load {load}:"
         tables.append(f"{title}\n\n{markdown(HEADER, [cells(row) for row in comparison['rows']], ALIGN)}")
     facts = {row["engine"]: row["facts"] for row in reversed(found[0]["rows"])}
     releases = [[engine, told.get("release", "")] for engine, told in reversed(facts.items())]

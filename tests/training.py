@@ -22,6 +22,7 @@ VOCABULARY = 61
 HARDWARE = HardwareConfig(
     device="cpu",
     threads=1,
+    linear="aten",
     compile=False,
     micro_batch=None,
     checkpoint_every=4,

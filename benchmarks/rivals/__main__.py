@@ -15,7 +15,7 @@ from tapernorm.util.provenance import code_commit, provenance
 from tapernorm_lab.data.token_stream import TokenStream
 
 from .arms import ARMS, ENGINES, REFERENCE, RIVAL, Arm
-from .comparison import Workload, compare
+from .comparison import SETTLE_S, Workload, compare
 from .table import lines
 from .workers import Worker
 
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 PROMPT = 32
 WINDOWS, WINDOW = 4, 64
 NEW_TOKENS = {64: 192, 512: 48}
-ROUNDS = {64: 15, 512: 7}
+ROUNDS, SECONDS = {64: 15, 512: 9}, 110  # at most; a slow machine ends with fewer rounds
 
 
 def main() -> None:
@@ -79,7 +79,8 @@ def measure(job: dict[str, Any], models: Path, rivals: str) -> dict[str, Any]:
     tokens = TokenStream.open(models / "tokens", "valid").tokens.tolist()
     prompt, text = tokens[:PROMPT], tokens[PROMPT:]
     windows = [text[i * WINDOW : (i + 1) * WINDOW] for i in range(WINDOWS)]
-    work = Workload(prompt, job["new_tokens"], windows, rounds=job["rounds"], warmup=2)
+    work = Workload(prompt, job["new_tokens"], windows, rounds=job["rounds"], warmup=1, seconds=SECONDS)
+    settle_s = SETTLE_S if job["threads"] > 1 else 0.0
     folder = (models / f"d{job['d_model']}").resolve()
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as logs:
@@ -87,7 +88,7 @@ def measure(job: dict[str, Any], models: Path, rivals: str) -> dict[str, Any]:
         def start(arm: Arm) -> Worker:
             return worker(arm, folder, job["threads"], rivals, Path(logs))
 
-        rows = compare(ARMS, start, work, reference=REFERENCE, rival=RIVAL)
+        rows = compare(ARMS, start, work, reference=REFERENCE, rival=RIVAL, settle_s=settle_s)
     facts = provenance(cores=os.cpu_count(), load_before=load_before, load_after=os.getloadavg()[0])
     return {"job": job, "provenance": facts, "rows": rows}
 

@@ -1,5 +1,6 @@
 """The comparison of one model at one number of threads: tokens are compared first, then workers are timed in rounds."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from tapernorm_lab.experiments.speed.interleaved_timing import bootstrap_median,
 from .arms import Arm
 from .workers import Unavailable, Worker
 
-SETTLE_S = 0.3  # pause between two requests: threads of the last worker may spin for 0.2 s
+SETTLE_S = 0.3  # before a request to an arm of several threads: those of the last one may spin for 0.2 s
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Workload:
     windows: Sequence[Sequence[int]]
     rounds: int
     warmup: int
+    seconds: float = math.inf  # no round starts later
 
 
 def compare(
@@ -40,7 +42,7 @@ def compare(
     *,
     reference: str,
     rival: str,
-    settle_s: float = SETTLE_S,
+    settle_s: float,
 ) -> list[dict[str, Any]]:
     """Measure every arm, and return a row for each: its speed and the ratio to `rival`, or why it has none.
 
@@ -100,7 +102,10 @@ def _checked(arm: Arm, worker: Worker, work: Workload, right: Sequence[int], *, 
 def _timed(workers: Mapping[str, Worker], work: Workload, settle_s: float) -> dict[str, list[float]]:
     """Return the seconds of each arm in each round. The order of the arms rotates by one each round."""
     samples: dict[str, list[float]] = {name: [] for name in workers}
-    for index, name in turns(workers, rounds=work.rounds, warmup=work.warmup):
+    began = time.monotonic()
+    for place, (index, name) in enumerate(turns(workers, rounds=work.rounds, warmup=work.warmup)):
+        if place % len(workers) == 0 and time.monotonic() - began > work.seconds:
+            break
         time.sleep(settle_s)
         _, seconds = workers[name]("decode", work.prompt, work.new_tokens)
         if index >= 0:

@@ -29,7 +29,6 @@ _BLOCK = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_BYTES = 256
 _Q8_0_BLOCK = (
     32  # weights of a row that share a scale; a matrix with other rows is float16, as llama.cpp's own tool has it
 )
@@ -100,12 +99,12 @@ def write_gguf(checkpoint: Weights, path: Path, weights: str) -> dict[str, str]:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    # Prompts and answers are ids, and yet the server wants a vocabulary: the bytes, then names that mean nothing.
+    # Prompts and answers are ids, and yet the server wants a vocabulary: names that mean nothing.
     ids = range(config["vocab_size"])
     writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"<0x{i:02X}>" if i < _BYTES else f"<{i}>" for i in ids])
+    writer.add_token_list([f"<{i}>" for i in ids])
     writer.add_token_scores([0.0 for _ in ids])
-    writer.add_token_types([gguf.TokenType.BYTE if i < _BYTES else gguf.TokenType.NORMAL for i in ids])
+    writer.add_token_types([gguf.TokenType.NORMAL for _ in ids])
     writer.add_add_bos_token(False)
     kept = []
     for name, tensor in checkpoint.tensors.items():

@@ -35,9 +35,9 @@ class Ours:
         tokens = torch.tensor([prompt])
         step = self._prepare(len(prompt) + new_tokens)
         assert self._cache is not None
-        drawn = [prefill(self._model, tokens, self._cache).argmax(-1)]
-        began = time.perf_counter()
         with torch.inference_mode():
+            drawn = [prefill(self._model, tokens, self._cache).argmax(-1)]
+            began = time.perf_counter()
             for position in range(len(prompt), len(prompt) + new_tokens - 1):
                 drawn.append(step(drawn[-1], position).argmax(-1))
             found = torch.cat(drawn).tolist()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .export import load
     from .folding import FoldReport, fold
     from .interop.hf_trainer import TaperCallback
+    from .linear_kernel import get_linear_kernel, set_linear_kernel
     from .models.decoder import Decoder
     from .norms import LayerNorm, RMSNorm
     from .schedule import GateSchedule, gate_at, lr_at
@@ -31,8 +32,10 @@ _HOME = {
     "attach": "taper",
     "fold": "folding",
     "gate_at": "schedule",
+    "get_linear_kernel": "linear_kernel",
     "load": "export",
     "lr_at": "schedule",
+    "set_linear_kernel": "linear_kernel",
 }
 _MODULES = ("export", "interop", "spread")
 __all__ = [
@@ -48,9 +51,11 @@ __all__ = [
     "export",
     "fold",
     "gate_at",
+    "get_linear_kernel",
     "interop",
     "load",
     "lr_at",
+    "set_linear_kernel",
     "spread",
 ]
 

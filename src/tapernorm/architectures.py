@@ -192,6 +192,20 @@ def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return model(tokens)
 
 
+def hidden_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the input (B, T, D) of the output head for ids (B, T), without a cache."""
+    arch = architecture_of(model)
+    trunk = model.get_submodule(arch.trunk)
+    return trunk(input_ids=tokens, use_cache=False).last_hidden_state if arch.hugging_face else trunk(tokens)
+
+
+def output_head(model: nn.Module) -> nn.Linear:
+    """Return the linear map from the final norm's output to the logits."""
+    head = model.get_submodule(architecture_of(model).head)
+    assert isinstance(head, nn.Linear)
+    return head
+
+
 def context_of(model: nn.Module) -> int:
     """Return the longest sequence that `model` accepts, in tokens."""
     return getattr(model.config, architecture_of(model).context)

@@ -27,6 +27,12 @@ def is_split(layer: nn.Module) -> bool:
     return "plain" in vars(type(layer))
 
 
+def sizes(layer: nn.Module) -> tuple[int, int]:
+    """(in, out)."""
+    first, second = layer.get_parameter("weight").shape
+    return (second, first) if isinstance(layer, nn.Linear) else (first, second)
+
+
 def weight64(layer: nn.Module) -> Tensor:
     """Return W (in, out) in float64."""
     weight = layer.get_parameter("weight").detach().double()

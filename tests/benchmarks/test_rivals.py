@@ -2,16 +2,22 @@
 
 import json
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.rivals import __main__ as bench
 from benchmarks.rivals.arms import ARMS, ENGINES, REFERENCE, RIVAL, Arm
 from benchmarks.rivals.comparison import Workload, compare
 from benchmarks.rivals.table import cells, lines
 from benchmarks.rivals.workers import Unavailable, Worker
+from tapernorm.checkpoints import store
+from tapernorm.models.decoder import Decoder
+from tapernorm.models.decoder_config import DecoderConfig
+from tapernorm.util.rng import generator
 
 FAKE = Path(__file__).parent / "fake_engine.py"
 WORK = Workload(prompt=[5, 7], new_tokens=5, windows=[[1, 2], [3, 4]], rounds=3, warmup=1)
@@ -50,6 +56,14 @@ def test_rounds_go_over_all_processes_in_turn_and_no_two_work_at_once(started, t
     pids = {worker._process.pid for worker in started.workers}
     assert len(pids) == 3
     assert all(worker._process.returncode is not None for worker in started.workers)  # ended with the comparison
+
+
+def test_no_round_starts_after_the_given_time_and_a_round_that_started_ends(started):
+    rows = compared(started, arm("a"), arm("b"), work=replace(WORK, rounds=10**6, seconds=0.2))
+    counts = {len(row["seconds"]) for row in rows.values()}
+    assert len(counts) == 1
+    assert 1 <= counts.pop() < 10**5
+    assert all(row["tokens_per_s"]["n"] == len(row["seconds"]) for row in rows.values())
 
 
 def test_speeds_and_ratios_come_from_the_seconds_that_the_engines_tell(started):
@@ -134,3 +148,52 @@ def test_a_comparison_is_done_when_job_and_committed_code_are_the_same(monkeypat
     found["provenance"]["commit"] = "e" * 40 + "+dirty"
     monkeypatch.setattr(bench, "code_commit", lambda: "e" * 40 + "+dirty")
     assert not bench.is_done(found, {"d_model": 64})
+
+
+# From here on the engines are real. `make bench-rivals` makes the environment; without it they are skipped by name.
+RIVALS = Path("build/rivals/venv/bin/python")
+PROMPT, WINDOWS = [3, 17, 99, 41, 5], [[7, 8, 200, 41, 5, 6, 88], [90, 1, 3, 250, 17, 11, 4]]
+TOLERANCES = {"float32": 2e-5, "Q8_0": 0.02, "int8": 0.02}  # of the loss, nats
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Two models with fewer key-value heads and a head of their own, whose logits are far apart."""
+    folders = []
+    for seed in (0, 1):
+        shape = DecoderConfig(
+            vocab_size=300, d_model=64, n_layer=2, n_head=8, n_kv_head=2, d_ff=96, context=64,
+            norm="rmsnorm", norm_eps=1e-5, rope_theta=500.0, tie_head=False,
+        )  # fmt: skip
+        model = Decoder(shape).initialize(generator(seed, "init"))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator(seed, "noise"))
+                parameter.mul_(1 + 0.3 * noise) if parameter.ndim == 1 else parameter.mul_(8)
+        folders.append(tmp_path_factory.mktemp("model") / "d64")
+        store.save(model, folders[-1])
+    return folders
+
+
+def asked(arm, folder, log):
+    """(tokens, loss) of a real engine; a skip where it is missing."""
+    try:
+        with bench.worker(arm, folder, 1, str(RIVALS), log) as worker:
+            return worker("decode", PROMPT, 24)[0], worker("loss", WINDOWS)
+    except Unavailable as missing:
+        pytest.skip(f"{arm.name}: {missing}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", [arm for arm in ARMS if "compile" not in arm.options], ids=lambda arm: arm.name)
+def test_an_engine_has_the_tokens_and_the_loss_of_transformers(arm, checkpoints, tmp_path):
+    (reference,) = [one for one in ARMS if one.name == REFERENCE]
+    right, loss = asked(reference, checkpoints[0], tmp_path)
+    tokens, found = asked(arm, checkpoints[0], tmp_path)
+    assert len(set(right)) > 3
+    assert found == pytest.approx(loss, abs=TOLERANCES[arm.weights])
+    if arm.is_exact:
+        assert tokens == right
+    other, far = asked(arm, checkpoints[1], tmp_path)  # which the tolerances must tell apart
+    assert other != right
+    assert abs(far - loss) > 0.1

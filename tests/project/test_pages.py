@@ -108,7 +108,7 @@ def test_own_models(desk, capsys):
 
 def test_training_loops(desk):
     ids = torch.randint(250, (48, 12), generator=torch.Generator().manual_seed(0))
-    loop, folded, trainer, decoder = runnable(PAGES["training-loops"])
+    loop, folded, trainer, decoder, decoding = runnable(PAGES["training-loops"])
     known = {"batches": list(ids.split(4)), "model": AutoModelForCausalLM.from_pretrained("my-model")}
     play(loop, known)
     assert known["taper"].gate.item() == 0
@@ -121,6 +121,8 @@ def test_training_loops(desk):
     fold(known["model"])
     play(decoder, known)
     assert known["logits"].shape == (2, 12, 256)
+    play(decoding, known)
+    assert known["written"].shape == (2, 5)
 
 
 @pytest.mark.slow

@@ -78,6 +78,24 @@ def test_every_bound_of_the_benchmark_is_shown():
         assert value == pytest.approx(figure["value"], rel=5e-3)
 
 
+def test_every_arm_of_the_comparisons_is_shown_with_its_speed_or_the_reason_why_it_has_none():
+    comparisons = json.loads((PUBLISHED / "bench/rivals.json").read_text())["comparisons"]
+    tables = generate.rivals().split("**d ")[1:]
+    assert len(tables) == len(comparisons) > 0
+    for comparison, table in zip(comparisons, tables, strict=True):
+        shown = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+        assert table.startswith(f"{comparison['job']['d_model']}, {comparison['job']['threads']} thread")
+        for row, cells in zip(comparison["rows"], shown, strict=False):
+            assert row["engine"] in cells[0]
+            assert cells[1] == row["weights"]
+            if row["state"] == "measured":
+                seconds = sorted(row["seconds"])
+                rate = (comparison["job"]["new_tokens"] - 1) / seconds[len(seconds) // 2]
+                assert float(cells[2]) == pytest.approx(rate, rel=0.2 if len(seconds) % 2 == 0 else 5e-3)
+            else:
+                assert row["reason"] in cells[2]
+
+
 def test_every_published_table_and_figure_is_on_a_page():
     """As a link on a line of its own, in whose place the site has the table or figure itself."""
     link = r"^ *!?\[[^]]*\]\(\.\./((?:results|figures)/published/[\w/]+\.(?:md|png))\)$"

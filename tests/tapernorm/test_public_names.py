@@ -8,7 +8,7 @@ import pytest
 import tapernorm
 
 CONTRACT = "attach fold load export interop spread Taper TaperCallback GateSchedule Decoder UserError"
-NAMES = f"{CONTRACT} FoldReport LayerNorm RMSNorm gate_at lr_at".split()
+NAMES = f"{CONTRACT} FoldReport LayerNorm RMSNorm gate_at lr_at get_linear_kernel set_linear_kernel".split()
 
 
 @pytest.mark.parametrize("name", NAMES)

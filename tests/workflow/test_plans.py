@@ -76,6 +76,16 @@ def test_on_a_cpu_no_gpu_is_asked_for(copy):
     assert asked["results/test/pretrain/all_aux/d16/seed1/metrics.jsonl"]["gpu"] == "0"
 
 
+def test_the_kernel_of_linear_maps_is_chosen_once_where_the_run_asks_for_it(copy):
+    for name, linear, device, jobs in (("a", "auto", "cpu", 1), ("b", "auto", "cuda", 0), ("c", "onednn", "cpu", 0)):
+        config = write_config(copy, f"{name}.yaml", hardware__linear=linear, hardware__device=device)
+        plan = snakemake(copy, "-n", "-p", "tables", "--configfile", config)
+        assert planned(plan).get("kernels", 0) == jobs
+        trainings = re.findall(r"exec tapernorm (?:pretrain|finetune) .*", plan.stdout)
+        assert trainings
+        assert all(("--kernels results/test/kernels.json" in command) == bool(jobs) for command in trainings)
+
+
 def test_a_limit_below_what_one_job_needs_is_refused_rather_than_cut(copy):
     config = write_config(copy, "two.yaml", hardware__device="cuda", hardware__devices_per_job=2)
     call = ("-n", "tables", "--workflow-profile", "profiles/gpu", "--configfile", config)

@@ -1,14 +1,15 @@
-# What rules ask for: the job of a cell, what it costs, and what it is made from.
+# Functions of the rules: the job of a cell, its cost and its inputs.
 from tapernorm_lab.config.gpt2 import METHODS, TEXTS
 from tapernorm_lab.config.job_cost import Load, limit_min, memory_mb
+from tapernorm_lab.config.run_cost import is_probed, linear_job
 from tapernorm_lab.config.study_runs import homes, stage_job
 from tapernorm_lab.config.variants import Variant
 from tapernorm_lab.report import catalogue
 
-GPUS = 0 if RUN.hardware.device == "cpu" else 1  # of a job on the device
-TRAINING_GPUS = GPUS * RUN.hardware.devices_per_job  # of a pre-training
+GPUS = 0 if RUN.hardware.device == "cpu" else 1  # GPUs of a job on the device
+TRAINING_GPUS = GPUS * RUN.hardware.devices_per_job  # GPUs of a pre-training
 LARGEST_JOB = GPUS * RUN.most_devices
-# Snakemake cuts a request above the limit down to it, in silence.
+# Snakemake silently lowers a request above the limit to the limit.
 if "gpu" in workflow.global_resources:
     GPU_LIMIT = workflow.global_resources["gpu"].value
     if GPU_LIMIT < LARGEST_JOB:
@@ -17,9 +18,14 @@ if "gpu" in workflow.global_resources:
             "raise the limit (--resources gpu=N, or the profile), or lower devices_per_job"
         )
 
-# Of a job that scores or times models, and the options by which it says so.
+# The hardware of a job that scores or times models, as command-line options.
 ON_DEVICE = {"device": RUN.hardware.device, "gpu": GPUS, "jobs_per_gpu": RUN.hardware.jobs_per_gpu}
 DEVICE_OPTIONS = "--device {resources.device} --jobs-per-gpu {resources.jobs_per_gpu}"
+
+
+# The choice of a kernel comes before the first training, and a newer one is no reason to train again.
+KERNELS = [ancient(f"{RESULTS}/kernels.json")] if is_probed(RUN) else []
+KERNELS_OPTION = f" --kernels {RESULTS}/kernels.json" if KERNELS else ""
 
 
 def training(load, hardware=lambda wildcards: RUN.hardware, gpu=TRAINING_GPUS):
@@ -60,7 +66,7 @@ def arm_job(wildcards):
     return RUN.arm_job(stage, stage.arm(wildcards.arm), int(wildcards.seed))
 
 
-# Texts and tokens: folder below the results -> its job, and for tokens what they are made from.
+# Texts and tokens: folder below the results -> its job and, for tokens, their inputs.
 def corpus_files(place):
     return below(place, "train.jsonl", "valid.jsonl", "manifest.json")
 
@@ -92,13 +98,13 @@ DATA_TOKENS = below("data/tokens", "train.bin", "valid.bin", "manifest.json")
 CORPORA = {"data/corpus": RUN.corpus_job()}
 TOKENIZERS = {"data": (RUN.tokenizer_job(), {"corpus": corpus_files("data/corpus")})}
 TOKENS = {"data/tokens": (RUN.tokens_job(), made_by_own_tokenizer("data/corpus"))}
-SCORED_TOKENS = {}  # whose validation split alone is there to be scored
+SCORED_TOKENS = {}  # tokens that are only scored: they have a validation split alone
 if RUN.gpt2:
     for text in ["base"] * bool(RUN.gpt2.base_text) + ["train"] * bool(RUN.gpt2.text) + gpt2_texts("text"):
         CORPORA[f"gpt2/corpora/{text}"] = RUN.gpt2_corpus_job(text)
         made = TOKENS if text in TEXTS else SCORED_TOKENS
         made[f"gpt2/blocks/{text}"] = (RUN.blocks_job(text), made_by_gpt2_tokenizer(f"gpt2/corpora/{text}"))
-    for text in gpt2_texts("rows"):  # which come tokenized
+    for text in gpt2_texts("rows"):  # rows that are already tokenized
         SCORED_TOKENS[f"gpt2/blocks/{text}"] = (RUN.hub_rows_job(text), made_by_gpt2_tokenizer())
     if RUN.gpt2.tokenizer:
         TOKENIZERS["gpt2"] = (RUN.gpt2_tokenizer_job(), {"corpus": corpus_files("gpt2/corpora/base")})
@@ -116,7 +122,7 @@ def own_files(wildcards):
     return [path for data in CORPORA[wildcards.corpus].data for path in OWN_FILES[data]]
 
 
-# Models: where each run of the study and of the GPT-2 track lies.
+# Models: the folder of each run of the study and of the GPT-2 track.
 HOMES = homes(RUN)
 SIZES = {size.name: size for size in RUN.gpt2.sizes} if RUN.gpt2 else {}
 GPT2_CORPORA = {  # evaluation corpus -> the blocks that hold its rows
@@ -156,7 +162,7 @@ def scored_as_it_is(wildcards):
     return f"{RESULTS}/gpt2/{place}/{wildcards.size}/model.safetensors"
 
 
-# Odd inputs: (place, seed) -> the job that scores the models of a width, or the arms of a stage, and where each is.
+# Odd inputs: (place, seed) -> the job that scores the models of a width or the arms of a stage, and their folders.
 ODD_INPUTS = {}
 for width, seed in RUN.robustness_cells():
     job = RUN.robustness_job(width, seed)
@@ -227,14 +233,14 @@ def scores_of(model):
     return f"{RESULTS}/evaluate/{model.method}/{name}.json"
 
 
-# Results of every model of the run's own and of every fold; scores of every GPT-2, and results of our fine-tunes.
+# Results of all the run's own models and of all folds; scores of every GPT-2, and results of the fine-tunes.
 CELLS = RUN.pretrain_cells()
 TRAINED = [f"{RESULTS}/pretrain/{v}/d{d}/seed{s}/result.json" for v, d, s in CELLS]
 TRAINED += [f"{RESULTS}/fold/{v}/d{d}/seed{s}/result.json" for v, d, s in CELLS if v.tapers]
 GPT2_SCORES = [scores_of(model) for model in (RUN.models_under_test() if RUN.gpt2 else ())]
 GPT2_SCORES += [f"{RESULTS}/finetune/{method}/{size}/seed{s}/result.json" for method, size, s in RUN.finetune_cells()]
 
-# NAME -> what its rows are gathered from, the files that they are, and the words of the verb.
+# NAME -> the inputs of its rows, their files, and the arguments of the command.
 ROWS = {"training": (TRAINED, files_of_source("training"), [*TRAINED, "--run", RUN.run])}
 if RUN.gpt2:
     ROWS["gpt2"] = (GPT2_SCORES, files_of_source("gpt2"), [*GPT2_SCORES, "--run", RUN.run])

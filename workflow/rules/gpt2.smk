@@ -31,9 +31,10 @@ rule filter:
         " &> {log:q}"
 
 
-# A base model of our own is trained on the base text; a published one is brought here once, and read from here.
+# A fresh base model is trained on the base text; a published one is downloaded once, and read from its copy here.
 use rule pretrain as base with:
     input:
+        *KERNELS,
         lambda w: blocks_of("base") if SIZES[w.size].fresh else [],
     output:
         multiext(f"{GPT2}/base/{{size}}/", config="config.json", model="model.safetensors", result="result.json"),
@@ -51,7 +52,7 @@ use rule pretrain as base with:
 
 use rule pretrain as published with:
     input:
-        [],
+        KERNELS,  # of a published model, only for the command to be the same
     output:
         multiext(
             f"{GPT2}/published/{{method}}/{{size}}/",
@@ -70,6 +71,7 @@ use rule pretrain as published with:
 
 rule finetune:
     input:
+        *KERNELS,
         base=rules.base.output.model,
         blocks=blocks_of("train"),
     output:
@@ -97,7 +99,7 @@ rule finetune:
         out=subpath(output.model, parent=True),
     shell:
         "exec tapernorm finetune --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
-        " {params.made_from:q} --out {params.out:q} &> {log:q}"
+        f" {{params.made_from:q}} --out {{params.out:q}}{KERNELS_OPTION} &> {{log:q}}"
 
 
 rule finetune_fold:

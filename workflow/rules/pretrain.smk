@@ -6,6 +6,7 @@ PRETRAINED = f"{RESULTS}/pretrain/{{variant}}/d{{width}}/seed{{seed}}"
 
 rule pretrain:
     input:
+        *KERNELS,
         tokens=DATA_TOKENS,
     output:
         metrics=f"{PRETRAINED}/metrics.jsonl",
@@ -25,4 +26,4 @@ rule pretrain:
         out=lambda w, output: str(Path(output[0]).parent),
     shell:
         "exec tapernorm pretrain --job {params.job:q} --hardware {resources.hardware:q} --threads {threads}"
-        " {params.made_from:q} --out {params.out:q} &> {log:q}"
+        f" {{params.made_from:q}} --out {{params.out:q}}{KERNELS_OPTION} &> {{log:q}}"

@@ -1,8 +1,8 @@
 # Finished runs -> tidy rows -> tables and figures.
 for name, (results, files, words) in ROWS.items():
 
-    # metrics.jsonl is read from beside each result.json; one rule wrote both. A loop's variables reach the shell through
-    # params: when it runs, they hold the last name's.
+    # The command reads metrics.jsonl beside each result.json; one rule wrote both. The variables of the loop are passed in
+    # params, because they have their last values when the shell command runs.
     rule:
         name:
             f"rows_{name}"

@@ -1,5 +1,5 @@
-# Finished models on odd inputs. One job takes all variants of a width and seed, or all arms of a stage and seed, so that
-# each row's losses stand beside its Baseline's.
+# Finished models on odd inputs. One job scores all variants of a width and seed, or all arms of a stage and seed, so
+# that each row's losses are compared with those of its Baseline.
 ODD_TEXTS = {text.name: f"robustness/texts/{text.name}/rows" for text in RUN.robustness.texts}
 
 

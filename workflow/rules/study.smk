@@ -1,5 +1,5 @@
-# Beyond the paper: the arms of the study, stage by stage. An arm whose job is a pre-training's, or an earlier arm's, is
-# that very run (HOMES). Training declares only the result: a run that diverged has one and no weights.
+# Beyond the paper: the arms of the study, stage by stage. An arm whose job equals a pre-training's, or an earlier arm's,
+# shares that run (HOMES). Training declares only the result, because a run that diverged has no weights.
 wildcard_constraints:
     stage=one_of(stage.name for stage in RUN.study),
     arm="[a-z][a-z0-9_]*",
@@ -16,7 +16,7 @@ use rule pretrain as arm with:
         job=lambda w: canonical_json(arm_job(w)),
 
 
-# What the arms of a stage with replacements of norms leave to run, and odd inputs.
+# The operations of a stage's arms that replace norms, and their behaviour on odd inputs (Table S2).
 rule oddities_rows:
     input:
         DATA_TOKENS,

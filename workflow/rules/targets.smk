@@ -1,4 +1,4 @@
-# The names by which tables and figures are asked for: each by its own, and these groups of them.
+# The targets: every table and figure by its own name, and these groups.
 def files_of(products):
     roots = {"results": RESULTS, "figures": FIGURES}
     return [f"{roots[root]}/{file}" for product in products for root, file in product.files]

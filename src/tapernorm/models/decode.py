@@ -99,7 +99,11 @@ def compiled_step(model: PackedDecoder, cache: KVCache) -> Callable[[Tensor, Ten
     def step(tokens: Tensor, position: Tensor) -> Tensor:
         return model(tokens[:, None], cache, position)
 
-    compiled = torch.compile(step, dynamic=False, mode="reduce-overhead" if device.type == "cuda" else None)
+    # Each leaves Python out between two kernels, where a small model spends a sixth of its time.
+    if device.type == "cuda":
+        compiled = torch.compile(step, dynamic=False, mode="reduce-overhead")
+    else:
+        compiled = torch.compile(step, dynamic=False, options={"cpp_wrapper": True})
     return torch.inference_mode()(compiled)
 
 

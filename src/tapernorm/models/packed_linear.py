@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..util.errors import UserError
 
 _ONEDNN = torch.ops.mkldnn  # the operators that torch.compile uses for frozen linear maps
+_INT8_PRODUCT = torch._weight_int8pack_mm  # pyright: ignore[reportPrivateImportUsage]
 _BLOCKED_BYTES = 1 << 20  # a smaller weight fits the CPU cache, and oneDNN's call costs more than its layout saves
 _LARGEST = 127  # -128 stays unused, so that a weight and its negative are rounded alike
 _INT8_INPUTS = 16  # PyTorch's int8 kernel reads this many at once, also past the end of a shorter row
@@ -21,32 +22,34 @@ _INT8_INPUTS = 16  # PyTorch's int8 kernel reads this many at once, also past th
 class PackedLinear(nn.Module):
     """Linear maps of one input packed into one, with concatenated outputs and frozen weights.
 
-    In float32 on a CPU, a weight that exceeds the cache gets a second copy in oneDNN's blocked layout. Its kernels read
-    this copy at nearly twice the speed. torch.compile uses the plain weight and chooses its own layout.
+    In float32 on a CPU, a weight that exceeds the cache is stored column by column. A product with one row then reads
+    it as one stream. A product with more rows uses a second copy in oneDNN's blocked layout, unless it is compiled.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
         super().__init__()
         self.weight = _frozen(_stacked_weights(layers))  # (N, K)
         self.bias = _stacked_biases(layers)
-        self._blocked = self._in_blocks()
+        self._blocked: Tensor | None = None
+        self._lay_out()
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the packed map to x (..., K)."""
-        if self._blocked is None or torch.compiler.is_compiling():
+        one_row = x.numel() == x.shape[-1]
+        if self._blocked is None or one_row or torch.compiler.is_compiling():
             return F.linear(x, self.weight, self.bias)
         return _ONEDNN._linear_pointwise(x, self._blocked, self.bias, "none", [], "")
 
-    def _in_blocks(self) -> Tensor | None:
+    def _lay_out(self) -> None:
         on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        if not on_cpu or self.weight.dtype is not torch.float32 or self.weight.nbytes < _BLOCKED_BYTES:
-            return None
-        return _ONEDNN._reorder_linear_weight(self.weight)
+        if on_cpu and self.weight.dtype is torch.float32 and self.weight.nbytes >= _BLOCKED_BYTES:
+            self._blocked = _ONEDNN._reorder_linear_weight(self.weight.contiguous())
+            self.weight = _frozen(self.weight.t().contiguous().t())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._blocked = None
         super()._apply(fn, recurse)
-        self._blocked = self._in_blocks()
+        self._lay_out()
         return self
 
 
@@ -72,11 +75,14 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the packed map to x (..., K)."""
-        rows = x.flatten(0, -2).to(torch.bfloat16)
-        if missing := self.weight.shape[1] - self.inputs:
+        weight, scale = self.weight, self.scale
+        if scale.dtype is not torch.bfloat16:  # after a move to another dtype
+            scale = scale.to(torch.bfloat16)
+        rows = x.reshape(-1, self.inputs).to(torch.bfloat16)
+        if missing := weight.shape[1] - self.inputs:
             rows = F.pad(rows, (0, missing))
-        y = torch._weight_int8pack_mm(rows.contiguous(), self.weight, self.scale.to(torch.bfloat16))
-        y = y.view(*x.shape[:-1], -1).to(x.dtype)
+        y = _INT8_PRODUCT(rows.contiguous(), weight, scale).to(x.dtype)
+        y = y.view(*x.shape[:-1], len(scale))
         return y if self.bias is None else y + self.bias
 
 

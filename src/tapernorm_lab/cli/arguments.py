@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from tapernorm.util.atomic_files import parse_json
+from tapernorm.util.atomic_files import parse_json, read_json
 from tapernorm.util.errors import UserError
 
 from ..config.load import faults_named, load_config, parse
@@ -140,6 +140,7 @@ DEVICE = {"--device auto|cpu|cuda:auto": ON_DEVICE, "--jobs-per-gpu N:1": PER_GP
 TRAINING = {
     "--hardware JSON": "a config's hardware section; required with --job; with --config: replaces the file's section",
     "--threads CPUS": "number of CPU threads; replaces hardware.threads",
+    "--kernels FILE": "file that `tapernorm bench linear` wrote; its kernel replaces hardware.linear",
 }
 OVERWRITE = {"--overwrite": "delete the files that another job of this verb wrote into --out, and no others"}
 
@@ -244,14 +245,29 @@ def job_of(arguments: argparse.Namespace, kind: type[Job], cut: Callable[[Config
 def hardware_of(
     arguments: argparse.Namespace, cut: Callable[[Config], HardwareConfig] = lambda config: config.hardware
 ) -> HardwareConfig:
-    """Return the hardware in --hardware, or what `cut` takes from the config file. --threads overrides both."""
+    """Return the hardware in --hardware, or what `cut` takes from the config file. --threads and --kernels override."""
     if arguments.hardware is not None:
         hardware = parse(HardwareConfig, from_json(arguments.hardware, "--hardware"), "--hardware")
     elif arguments.config is not None:
         hardware = cut(load_config(arguments.config, arguments.set))
     else:
         raise UserError("--job needs --hardware: add the hardware section of a config, as JSON")
-    return hardware if arguments.threads is None else hardware.model_copy(update={"threads": arguments.threads})
+    given = {} if arguments.threads is None else {"threads": arguments.threads}
+    if arguments.kernels is not None:
+        given["linear"] = read_kernel(arguments.kernels)
+    return hardware.model_copy(update=given)
+
+
+def read_kernel(file: Path) -> str:
+    """Return the kernel of linear maps that `tapernorm bench linear` chose.
+
+    Raises:
+        UserError: the file does not exist, or it names no kernel.
+    """
+    found = read_json(file) if file.is_file() else None
+    if not isinstance(found, dict) or found.get("linear") not in ("aten", "onednn"):
+        raise UserError(f"--kernels {file} holds no kernel of linear maps: make it with `tapernorm bench linear`")
+    return found["linear"]
 
 
 def named_folders(given: list[str], option: str) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from ..config.jobs import BenchJob, EvaluateJob
 from ..config.load import parse
 from ..config.odd_inputs import RobustnessJob
 from ..config.run import Config
+from ..config.run_cost import LinearJob, linear_job
 from ..training.gpu_slots import device_slot
 from .arguments import (
     DEVICE,
@@ -36,7 +37,10 @@ from .arguments import (
 
 _RUN = "run folder of `tapernorm pretrain` or `tapernorm finetune`"
 _FORMS = "unfused: replace each norm by a fixed scale; fused: fold each norm into the linear maps"
-_KINDS = "decode: with a KV cache; rivals: as decode, with DyT and Derf too; last_token: one forward pass of the prompt"
+_KINDS = (
+    "decode: with a KV cache; rivals: as decode, with DyT and Derf too; last_token: one forward pass of the prompt;"
+    " linear: the kernels of a run's linear maps, of which it chooses one"
+)
 
 
 def add(verbs: Verbs) -> None:
@@ -68,13 +72,14 @@ def add(verbs: Verbs) -> None:
         hardware__device="--device",
     )
     table = {
-        "name decode|rivals|last_token": _KINDS,
-        "--model DIR!": "run folder of a tapered model",
+        "name decode|rivals|last_token|linear": _KINDS,
+        "--model DIR": "run folder of a tapered model; linear takes none",
         "--out FILE!": "JSON file to write the raw samples into",
         "--device auto|cpu|cuda:auto": ON_DEVICE,
         "--jobs-per-gpu N:1": PER_GPU,
+        "--threads CPUS": "for linear: number of CPU threads, as hardware.threads; default: 1",
     }
-    made = verbs.add(bench, "measure the decoding speed with and without norms", table)
+    made = verbs.add(bench, "measure the speed of decoding with and without norms, or of linear maps", table)
     config_options(made)
     stands_for(made, hardware__device="--device")
 
@@ -269,6 +274,11 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def bench(arguments: argparse.Namespace) -> None:
+    if arguments.name == "linear":
+        require_options(arguments, "bench linear", of=("model",))
+        _bench_linear(arguments)
+        return
+    require_options(arguments, f"bench {arguments.name}", needs=("model",), of=("model", "threads"))
     job = job_of(arguments, BenchJob, Config.bench_job)
 
     from tapernorm.checkpoints.store import load
@@ -296,3 +306,18 @@ def bench(arguments: argparse.Namespace) -> None:
 
     for row in read(arguments.out, kind=f"bench_{arguments.name}").rows:
         print(bench_line(row))
+
+
+def _bench_linear(arguments: argparse.Namespace) -> None:
+    job = job_of(arguments, LinearJob, linear_job)
+
+    from tapernorm.util.atomic_files import write_json
+
+    from ..experiments.linear_kernels import choose_for_run
+
+    with device_slot(arguments.device, arguments.jobs_per_gpu, whole=1), writes(arguments):
+        result = choose_for_run(job, device=arguments.device, threads=arguments.threads or 1)
+        write_json(arguments.out, result)
+    speedup = result["values"]["onednn_speedup"]["value"]
+    told = "not timed" if speedup is None else f"oneDNN is {speedup:.2f} times as fast as PyTorch's default"
+    print(f"linear maps: {result['linear']} ({told})")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tapernorm.util.errors import UserError
 
@@ -68,6 +69,17 @@ def _gpt2(arguments: argparse.Namespace, _: str | None) -> None:
     evaluations = [file for file in _paths(arguments) if file.name != "result.json"]
     with writes(arguments, *(Path(file).name for file in SOURCES["gpt2"].files)):
         gpt2.write(gpt2.collect(evaluations, finetunes, run=arguments.run), arguments.out)
+
+
+def _int8(arguments: argparse.Namespace, _: str | None) -> None:
+    from ..experiments.int8_losses import int8_losses
+    from ..report.frames import int8
+
+    def score(folder: Path) -> dict[str, Any]:
+        return int8_losses(folder, arguments.tokens, threads=arguments.threads or 1)
+
+    with writes(arguments, int8.FRAME.file):
+        int8.write(int8.collect(_paths(arguments), score, run=arguments.run), arguments.out)
 
 
 def _provenance(arguments: argparse.Namespace, _: str | None) -> None:
@@ -152,6 +164,7 @@ _JOB, _DEVICE = ("config", "job", "set"), ("device", "jobs_per_gpu", "threads")
 _KINDS = {  # pattern of the name, whose group is the stage -> kind
     "training": _Kind(("result", "run"), _training),
     "gpt2": _Kind(("result", "run"), _gpt2),
+    "int8": _Kind(("result", "run", "tokens"), _int8, ("threads",)),
     "provenance": _Kind(("result", "run"), _provenance),
     "study_S3": _Kind(("result",), _trials, _JOB),
     f"study_S3_({_STAGE})": _Kind(("result",), _trials, _JOB),
@@ -162,13 +175,13 @@ _KINDS = {  # pattern of the name, whose group is the stage -> kind
 ROWS = {
     "NAME": ", ".join(_shown()),
     "RESULT*": "result.json files and scores of `tapernorm evaluate`; for tapers: NAME=DIR of each run folder",
-    "--run RUN": "for training, gpt2, provenance, tapers: name of the run",
+    "--run RUN": "for training, gpt2, int8, provenance, tapers: name of the run",
     "--caption TEXT": "for tapers: a sentence to print with each table and figure",
     "--results DIR": "for study_STAGE, study_STAGE_oddities: folder of the run's results",
-    "--tokens DIR": "for study_STAGE_oddities: token stream that `tapernorm tokens` wrote",
+    "--tokens DIR": "for int8, study_STAGE_oddities: token stream that `tapernorm tokens` wrote",
     "--scale-tokens N": f"for tapers: number of held-out tokens to measure scales on; default: {_SCALE_TOKENS}",
     "--device auto|cpu|cuda": f"for study_STAGE_oddities, tapers: {ON_DEVICE}; default: auto",
     "--jobs-per-gpu N": f"for study_STAGE_oddities, tapers: {PER_GPU}; default: 1",
-    "--threads CPUS": f"for study_STAGE_oddities, tapers: {THREADS}; default: 1",
+    "--threads CPUS": f"for int8, study_STAGE_oddities, tapers: {THREADS}; default: 1",
     "--out DIR!": "folder to write the CSV files into",
 }

@@ -83,7 +83,7 @@ class Load:
         tapered = (norms - 1) * job.variant.internal + job.variant.final
         vectors = norms * (1 if m.norm == "rmsnorm" else 2) + tapered
         embedding = 0 if m.tie_head else m.vocab_size * m.d_model
-        # A block keeps the inputs and outputs of its norms and linear maps; the loss keeps four copies of the logits.
+        # A block keeps the inputs and outputs of its norms and linear maps; validation keeps four copies of logits.
         kept = _kept(hardware, m.n_layer, m.d_model, 16 * m.d_model + 5 * m.d_ff) + 4 * m.vocab_size
         return cls(
             steps=job.steps,
@@ -111,8 +111,8 @@ class Load:
     def _of_gpt2(
         cls, base: BaseJob, vocab_size: int | None, hardware: HardwareConfig, steps: int, batch: int, variant: Variant
     ) -> Self:
-        width, layers = _gpt2_shape(base.source, None if base.fresh is None else base.fresh.shape)
-        vocabulary = vocab_size or _GPT2_VOCABULARY
+        width, layers = gpt2_shape(base.source, None if base.fresh is None else base.fresh.shape)
+        vocabulary = gpt2_vocabulary(vocab_size)
         positions = _GPT2_POSITIONS if base.fresh is None else base.context
         matrix = 12 * layers * width**2 + vocabulary * width
         vectors = layers * (13 + 2 * variant.internal) + 2 + variant.final  # per block: biases 9, two norms 4
@@ -182,7 +182,12 @@ def _kept(hardware: HardwareConfig, layers: int, width: int, block: int) -> int:
     return layers * width + block if hardware.activation_checkpointing else layers * block
 
 
-def _gpt2_shape(source: str | None, shape: Gpt2Shape | None) -> tuple[int, int]:
+def gpt2_vocabulary(vocab_size: int | None) -> int:
+    """Return the vocabulary size of a GPT-2: that of a tokenizer trained here, or GPT-2's own."""
+    return vocab_size or _GPT2_VOCABULARY
+
+
+def gpt2_shape(source: str | None, shape: Gpt2Shape | None) -> tuple[int, int]:
     """Return (d_model, n_layer); a model of unknown size counts as the largest GPT-2."""
     if shape is not None:
         return shape.d_model, shape.n_layer

@@ -182,7 +182,8 @@ class HardwareConfig(Strict):
 
     device: Literal["auto", "cpu", "cuda"]
     threads: PositiveInt  # CPU threads of one training job
-    compile: bool  # torch.compile of the training step
+    linear: Literal["aten", "onednn", "auto"]  # kernel of float32 linear maps on a CPU; auto: by a probe, once per run
+    compile: bool  # torch.compile of the training step; on a CPU without a C++ compiler it stays eager
     micro_batch: PositiveInt | None  # windows per forward pass; null: the whole batch at once
     checkpoint_every: PositiveInt  # steps
     tensorboard: bool  # event files beside the JSON lines

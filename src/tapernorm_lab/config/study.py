@@ -50,8 +50,8 @@ class NormReplacement(_Sparse):
     """A map without statistics that replaces every RMSNorm from the first step on. Nothing is tapered.
 
     `final_gain_init` departs from the authors, whose gamma always starts at 1. The final map bounds its outputs by
-    gamma, and therefore the logits by gamma sum_d |W_dv|. For a head drawn from normal(0, 0.02) that bound is about
-    0.8 * 0.02 * gamma D: 12 at width 768, but 1 at width 64. At width 64 the predictions stay close to uniform until
+    gamma, and therefore the logits by gamma sum_d |W_dv|. For a head drawn from normal(0, 0.02) that bound is about 0.8
+    * 0.02 * gamma D. It is 12 at width 768, but 1 at width 64. At width 64 the predictions stay close to uniform until
     gamma and the head have grown, and the map saturates meanwhile. A gain of 8 at width 64 restores the bound that a
     gain of 1 gives at width 512.
     """

@@ -24,7 +24,7 @@ from ..training.run_folder import require_vocabulary
 from .row_losses import score_rows
 
 SCHEMA_VERSION = 1
-GATED, FUSED = "gated", "fused"  # as trained, at its end state; with its norms folded into the linear maps
+GATED, FUSED = "gated", "fused"  # gated: as trained, in its final state; fused: norms folded into the linear maps
 SPLIT = "valid"
 
 
@@ -39,16 +39,16 @@ def evaluate_model(
     threads: int,
     batch: int,
 ) -> dict[str, Any]:
-    """Score the models in `forms` on the validation blocks of `corpora`; write the statistics to `out`, return them.
+    """Score the models in `forms` on the validation blocks of `corpora`, write the statistics to `out`, return them.
 
     Args:
-        forms: "gated", and "fused" where there is a folded model -> folder of a saved model.
-        corpora: name -> folder of blocks; the names are the job's.
-        batch: rows per forward pass; no number depends on it but for rounding.
+        forms: "gated" and, if there is a folded model, "fused" -> folder of the saved model.
+        corpora: name -> folder of blocks; the names are those of the job.
+        batch: rows per forward pass; it changes numbers only by rounding.
 
     Raises:
-        UserError: the job names other corpora, blocks are of another tokenizer, vocabulary or longer context than the
-            model, or a file is missing.
+        UserError: the job names other corpora, or a file is missing. The blocks have another tokenizer or vocabulary
+            than the model, or a longer context.
     """
     _require_forms(forms)
     _require_folded_from(forms)
@@ -85,7 +85,7 @@ def evaluate_model(
 
 
 def _entry(job: EvaluateJob, name: str, blocks: Blocks, coder: Coder) -> dict[str, Any]:
-    """What is known of a corpus before any model sees it."""
+    """Return the entries on a corpus that do not depend on a model."""
     rows, context = blocks.rows.shape
     return {
         "label": job.labels[name],
@@ -103,7 +103,10 @@ def _entry(job: EvaluateJob, name: str, blocks: Blocks, coder: Coder) -> dict[st
 
 
 def target_bytes(blocks: Blocks, coder: Coder) -> int:
-    """UTF-8 bytes of the text of all targets, document ends none; a character that a row cuts counts as U+FFFD's 3."""
+    """Return the UTF-8 bytes of the text of all targets.
+
+    The end of a document has no bytes. A character that a row cuts counts as the 3 bytes of U+FFFD.
+    """
     return sum(len(coder.decode(row[1:].tolist()).encode()) for row in blocks.rows)
 
 
@@ -121,7 +124,7 @@ def _require_forms(forms: Mapping[str, Path]) -> None:
 
 
 def _require_folded_from(forms: Mapping[str, Path]) -> None:
-    """Raise UserError where the folded model was made of other weights than those it is scored beside."""
+    """Raise UserError if the folded model was made from other weights than those of the gated model."""
     told = forms[FUSED].parent / "result.json" if FUSED in forms else None
     if told is not None and told.is_file():
         folded = read_json(told).get("weights_sha256")

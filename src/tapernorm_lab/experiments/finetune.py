@@ -27,15 +27,15 @@ from ..training.trainer import Trainer
 def finetune(
     job: FinetuneJob, base: Path, blocks: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Run (or resume) `job` from the model in `base` on the blocks in `blocks`; write results to `out`, return them.
+    """Run or resume `job` from the model in `base` on the blocks in `blocks`, write its results to `out`, return them.
 
     Raises:
-        UserError: base, blocks and job do not fit, `out` is another job's and not to be overwritten, another process
-            holds it, or the run diverged.
+        UserError: base, blocks and job do not fit, another process holds `out`, or the run diverged. `out` belongs to
+            another job, and `overwrite` is not set.
     """
     device = take_device(hardware.device, hardware.threads)
     job.require_whole_micro_batches(hardware.devices_per_job)
-    if job.micro_batch is not None:  # it defines FakeLN's numbers, so that it is not the hardware's choice
+    if job.micro_batch is not None:  # it defines FakeLN's numbers, so it overrides the hardware setting
         hardware = hardware.model_copy(update={"micro_batch": job.micro_batch})
     train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
     require_context(job.context, train_blocks, blocks)
@@ -90,7 +90,7 @@ def attach_method(model: GPT2LMHeadModel, job: FinetuneJob, *, eot: int) -> Tape
 
 
 def _details(trainer: Trainer) -> dict[str, Any]:
-    """What result.json says of the norms."""
+    """Return the entries of result.json about the norms."""
     fakeln = trainer.driver if isinstance(trainer.driver, FakeLN) else None
     told = norms_told(trainer.driver, "c" if fakeln is None else "sigma_bar")
     return {**told, "removals": None if fakeln is None else fakeln.removals}

@@ -1,4 +1,4 @@
-"""Fold a finished run: its unfused and fused exports, and the proof that its loss did not move."""
+"""Fold a finished run into its unfused and fused exports, and check that its validation loss stays the same."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,11 +36,11 @@ def fold_run(
 ) -> dict[str, Any]:
     """Fold the tapered model in `run` into `out`/{form} for each of `forms`; write and return `out`/result.json.
 
-    With token streams in `tokens`, the tapered model and every form of it are scored.
+    With token streams in `tokens`, score the tapered model and each of its forms.
 
     Raises:
-        UserError: the run holds no foldable model, or another vocabulary than the token streams; or `out` holds the
-            fold of other weights and is not to be overwritten.
+        UserError: the run holds no foldable model, or its vocabulary differs from that of the token streams. `out`
+            holds the fold of other weights, and `overwrite` is not set.
     """
     require_kind(out, "fold", overwrite=overwrite)
     if not (run / "result.json").is_file():
@@ -49,10 +49,10 @@ def fold_run(
     chosen = take_device(device, threads)
     model = load(run).to(chosen)
     stream = None if tokens is None else _open_stream(tokens, model)
-    weights = sha256_of(run / "model.safetensors")  # of the model that is folded
+    weights = sha256_of(run / "model.safetensors")  # identifies the model that is folded
     work = Work("fold", {"weights_sha256": weights})
     with output_folder(out, work, overwrite=overwrite):
-        (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
+        (out / "result.json").unlink(missing_ok=True)  # it must not stand beside the files of another fold
         values = {} if stream is None else {"valid_ce_gated": _loss(model, stream, chosen)}
         reports = {}
         for form in forms:

@@ -1,4 +1,4 @@
-"""Text from a checkpoint on disk: finds its tokenizer, encodes the prompt, streams what follows."""
+"""Generate text from a checkpoint on disk: find its tokenizer, encode the prompt, and stream the continuation."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,17 +70,17 @@ def stream_text(
     for drawn in steps:
         written.append(int(drawn))
         text = coder.decode(written)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # bytes of a character that is not whole yet
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # the last character is still incomplete
             yield text[len(shown) :]
             shown = text
-    yield text[len(shown) :]  # and never will be
+    yield text[len(shown) :]  # the rest, with a character that stayed incomplete
 
 
 def find_tokenizer(checkpoint: Path) -> Path:
-    """The tokenizer of the run that `checkpoint` lies in: data/tokenizer in one of its parent folders.
+    """Return the tokenizer of the run that `checkpoint` lies in: data/tokenizer in one of its parent folders.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such folder.
     """
     for folder in (checkpoint.resolve(), *checkpoint.resolve().parents):
         if (found := folder / "data" / "tokenizer" / "tokenizer.model").is_file():

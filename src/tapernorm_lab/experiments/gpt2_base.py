@@ -1,4 +1,4 @@
-"""The GPT-2 that fine-tunes start from: a published one, brought here once, or one of our own making."""
+"""The GPT-2 that fine-tunes start from: a published one, downloaded once, or one trained from scratch."""
 
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,16 @@ from .finetune import require_context
 
 
 def bring_model(source: str, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Store the published GPT-2 of this hub name or folder in `out`, with a result.json that says what it is.
+    """Store the published GPT-2 of a hub name or folder in `out`, with a result.json that describes it.
 
     Raises:
-        UserError: it cannot be had, or is no GPT-2; or `out` holds another model and is not to be overwritten. The
-            message holds the remedy.
+        UserError: the model cannot be loaded, or is not a GPT-2. `out` holds another model, and `overwrite` is not set.
     """
     work = Work("base", {"source": source})
     with output_folder(out, work, overwrite=overwrite):
         folder = find(source)
         model = load_base(folder)
-        (out / "result.json").unlink(missing_ok=True)  # an earlier one: it vouches for the files beside it
+        (out / "result.json").unlink(missing_ok=True)  # it must not stand beside the files of another model
         save(model, out)
         result = {
             "schema_version": SCHEMA_VERSION,
@@ -60,13 +59,17 @@ def bring_model(source: str, out: Path, *, overwrite: bool = False) -> dict[str,
 def make_base(
     job: BaseJob, blocks: Path | None, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Bring or pre-train (or go on pre-training) the base model of `job` into `out`; returns its result.
+    """Download the base model of `job`, or run or resume its pre-training, into `out`; return its result.
 
     Args:
-        blocks: what a fresh model is trained on; None for a published one.
+        job: the base model.
+        blocks: training blocks of a fresh model; None for a published one.
+        out: run folder.
+        hardware: hardware settings of the pre-training.
+        overwrite: delete another job's files in `out`.
 
     Raises:
-        UserError: as `bring_model`; or the blocks are missing, not needed or do not fit, another process holds `out`,
+        UserError: as `bring_model`; or the blocks are missing, not needed or do not fit. Another process holds `out`,
             or the run diverged.
     """
     if job.source is not None:
@@ -80,7 +83,7 @@ def make_base(
 
 def _pretrain(job: BaseJob, blocks: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool) -> dict[str, Any]:
     made = job.fresh
-    assert made is not None  # a job has one of source and fresh
+    assert made is not None  # `BaseJob` requires either source or fresh
     device = take_device(hardware.device, hardware.threads)
     train_blocks, valid_blocks = (Blocks.open(blocks, split) for split in ("train", "valid"))
     require_context(job.context, train_blocks, blocks)

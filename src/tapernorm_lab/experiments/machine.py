@@ -1,4 +1,4 @@
-"""The machine under a benchmark: its memory's read bandwidth, its clocks, its load."""
+"""The state of the machine during a benchmark: memory bandwidth, clocks and load."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ _BUFFER_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}  # far larger than a last-leve
 
 
 def read_bandwidth(device: torch.device, *, rounds: int = 7) -> list[float]:
-    """Bytes per second of a sum over a buffer far larger than any cache; samples."""
+    """Measure samples of the read bandwidth in bytes per second, by sums over a buffer far larger than any cache."""
     buffer = torch.ones(_BUFFER_BYTES[device.type] // 4, device=device)
 
     def once() -> None:
@@ -26,7 +26,7 @@ def read_bandwidth(device: torch.device, *, rounds: int = 7) -> list[float]:
 
 
 def machine_facts(device: torch.device) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Describe the machine that numbers are measured on."""
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if cuda else _cpu_name(),
@@ -38,7 +38,7 @@ def machine_facts(device: torch.device) -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    """The processor's name as Linux gives it, else its architecture."""
+    """Return the processor's name as Linux gives it, else its architecture."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -46,7 +46,7 @@ def _cpu_name() -> str:
 
 
 def _clocks(device: torch.device) -> dict[str, int] | None:
-    """Clock and temperature, where the driver's management library is there and allows it."""
+    """Return clock and temperature, if the driver's management library is installed and permits it."""
     try:
         nvml: Any = import_module("pynvml")
     except ModuleNotFoundError:

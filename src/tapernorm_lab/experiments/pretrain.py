@@ -1,4 +1,4 @@
-"""One pre-training job: build the model of its variant, train it, score it at g = 0, publish (method.md section 9)."""
+"""One pre-training job: build and train the model of its variant, and score it at g = 0 (method.md section 9)."""
 
 import sys
 from collections.abc import Callable
@@ -25,17 +25,17 @@ from ..training.validation_loss import Evaluation, scoring_windows
 from .radial_gradient import radial_share
 from .taper_start_jump import ScoredTaper
 
-_RADIAL_TOKENS = 1024  # of the validation split, on which Prop. 4.1 is measured
+_RADIAL_TOKENS = 1024  # tokens of the validation split that Prop. 4.1 is measured on
 
 
 def pretrain(
     job: PretrainJob, tokens: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Run (or resume) `job` on the token streams in `tokens`; write its results to `out` and return them.
+    """Run or resume `job` on the token streams in `tokens`, write its results to `out`, and return them.
 
     Raises:
-        UserError: the streams do not fit the job, `out` is another job's and not to be overwritten, another process
-            holds it, or the run diverged.
+        UserError: the streams do not fit the job, another process holds `out`, or the run diverged. `out` belongs to
+            another job, and `overwrite` is not set.
     """
 
     def drive(model: Decoder, _: Callable[[], Evaluation]) -> Taper | None:
@@ -45,7 +45,7 @@ def pretrain(
 
 
 def _unchanged(model: Decoder) -> None:
-    """The paper's variants change nothing in a model but its norms, by attaching."""
+    """Do nothing: the paper's variants change a model only by attaching a taper."""
 
 
 def train_decoder(
@@ -60,14 +60,15 @@ def train_decoder(
     *,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Run (or resume) one training of a decoder; write its results to `out` and return them.
+    """Run or resume one training of a decoder, write its results to `out`, and return them.
 
     Args:
-        kind: what result.json says it is.
-        identity: all that defines its numbers, `job` and more: what its checkpoints and result.json are of.
-        job: how it is trained.
-        prepare: changes the fresh model.
-        drive: gives it what drives its norms; that may score the model by the function that it gets.
+        kind: the `kind` in result.json.
+        identity: everything that defines the numbers, including `job`; checkpoints and result.json belong to it.
+        job: settings of the training.
+        prepare: changes the fresh model in place.
+        drive: attaches the taper; its second argument is a function that scores the model.
+        tokens, out, hardware, overwrite: as for `pretrain`.
 
     Raises:
         UserError: as `pretrain`.
@@ -77,7 +78,7 @@ def train_decoder(
     require_vocabulary(job.model.vocab_size, train_stream.manifest, tokens)
 
     shape = {"batch": job.train.batch, "context": job.model.context}
-    windows(train_stream, seed=job.seed, step=0, **shape)  # a stream that is too short is refused before any work
+    windows(train_stream, seed=job.seed, step=0, **shape)  # refuses a stream that is too short before any work
     work = training_work(kind, identity, data_hashes(train_stream.manifest))
 
     def make_trainer() -> Trainer:
@@ -133,7 +134,7 @@ def attach_variant(model: Decoder, job: PretrainJob, *, kind: type[Taper] = Tape
 
 
 def taper_details(trainer: Trainer) -> dict[str, Any]:
-    """Each norm's constant, the scale target and what was scored at the taper start, for result.json."""
+    """Return the entries of result.json about the norms, and about the scores at the start of the taper."""
     taper = trainer.driver.taper if isinstance(trainer.driver, TaperDriver) else None
     start = {"taper_start": taper.values()} if isinstance(taper, ScoredTaper) else {}
     return {**start, **norms_told(trainer.driver)}

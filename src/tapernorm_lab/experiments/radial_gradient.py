@@ -1,4 +1,4 @@
-"""How much of the pre-logit gradient points along the residual stream: Prop. 4.1, on a trained model (section 7)."""
+"""The share of the pre-logit gradient along the residual stream: Prop. 4.1 on a trained model (method.md section 7)."""
 
 import copy
 from typing import Any
@@ -14,10 +14,11 @@ from ..training.training_loss import cross_entropy
 
 
 def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
-    """Mean over tokens of |<grad_h CE, h>| / (||grad_h CE|| ||h||), h the input of the final norm, in float64.
+    """Return the mean over tokens of |<grad_h CE, h>| / (||grad_h CE|| ||h||), in float64.
 
-    Zero but for eps where a final norm divides by the scale of h; with a linear map in its place it is not. A token
-    without any gradient has no radial one: behind a bounded map, such as DyT, a saturated one has none.
+    h is the input of the final norm. Up to eps, the share is zero if a final norm divides by the scale of h. With a
+    linear map in its place the share is not zero. A token without gradient, such as a saturated one after DyT, counts
+    as zero.
 
     Args:
         inputs: ids (B, T), whose stream h the model computes in its own precision.
@@ -27,7 +28,7 @@ def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
     arch = architecture_of(model)
     norm, head = (copy.deepcopy(model.get_submodule(name)).double() for name in (arch.final, arch.head))
     ScaleProbe.remove(norm)
-    loss = cross_entropy(head(norm(h)), targets, reduction="sum")  # a token's own, unscaled
+    loss = cross_entropy(head(norm(h)), targets, reduction="sum")  # sum: each token's gradient is unscaled
     (gradient,) = torch.autograd.grad(loss, h)
     along = (gradient * h).sum(-1).abs()
     most = gradient.norm(dim=-1) * h.norm(dim=-1)
@@ -36,7 +37,7 @@ def radial_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
 
 @torch.no_grad()
 def _pre_logit(model: nn.Module, inputs: Tensor) -> Tensor:
-    """The input (B, T, D) of the final norm, in evaluation mode."""
+    """Return the input (B, T, D) of the final norm, in eval mode."""
     kept: list[Tensor] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...]) -> None:

@@ -1,6 +1,6 @@
 """Cross-entropy row by row, and the statistics that show its tail (method.md section 11).
 
-A mean over rows hides that a few rows can make it: three of 10,000 took a published model's from about 2.5 to 130.
+A few rows can dominate a mean over rows: three rows of 10,000 raised a published model's mean from about 2.5 to 130.
 B rows of a batch, T tokens of a row, V vocabulary.
 """
 
@@ -20,30 +20,30 @@ from ..training.training_loss import cross_entropy
 from .loss_quantiles import comparable, quantile, rounded
 
 TAIL = 0.999
-TRIM = 40  # one row in so many is cut at either end: 5 % in all
+TRIM = 40  # a trimmed mean drops 1/40 of the rows at either end, 5 % in all
 WORST = 10
 
 
 @dataclass(frozen=True)
 class RowScores:
-    """Every row's mean loss over its T - 1 targets, and the losses of single targets, on the CPU, in nats/token."""
+    """The mean loss of every row over its T - 1 targets, and the losses of single targets; on the CPU, nats/token."""
 
     rows: Tensor  # (n,) float64
-    tokens: Tensor  # (n (T - 1),) float32, `rounded`, in no order
+    tokens: Tensor  # (n (T - 1),) float32, `rounded`, unordered
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """What tables tell of rows and of tokens, in nats/token.
+        """Return the statistics of rows and of tokens that tables report, in nats/token.
 
-        A row that is not finite counts as worse than any number: it leaves no mean and no maximum (None), and a
-        quantile only where it does not reach that far.
+        A loss that is not finite counts as larger than any number. Mean and maximum are then None, and so is a quantile
+        that reaches such a loss.
         """
         n = len(self.rows)
         cut = n // TRIM
-        mean = self.rows.mean()  # rows are equally long, so it is the tokens' mean too
+        mean = self.rows.mean()  # equals the mean over tokens, because all rows have the same length
         rows = {
             "mean": mean,
             "median": quantile(comparable(self.rows), 0.5),
-            "trimmed_mean": self._sorted[cut : n - cut].mean() + 0 * mean,  # no mean where a row has none
+            "trimmed_mean": self._sorted[cut : n - cut].mean() + 0 * mean,  # no trimmed mean if a row is not finite
             "p99_9": quantile(comparable(self.rows), TAIL),
             "max": self._sorted[-1],
             "std": self.rows.std() if n > 1 else math.nan,
@@ -55,7 +55,7 @@ class RowScores:
         }
 
     def worst(self, count: int = WORST) -> list[tuple[int, float | None]]:
-        """Index and mean loss of the worst rows, worst first; those that are not finite lead, without a loss."""
+        """Return index and mean loss of the worst rows, worst first; rows without a finite loss lead."""
         order = torch.argsort(comparable(self.rows), descending=True, stable=True)[:count].tolist()
         return [(index, _number(self.rows[index])) for index in order]
 
@@ -88,14 +88,14 @@ def score_rows(model: nn.Module, rows: Tensor, *, batch: int, device: torch.devi
 
 
 def target_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Cross-entropy (B, T-1) of logits (B, T, V) at every id (B, T) but a row's first, in float32 or wider."""
-    # Row by row, so that logits and their log-softmax are not both held for the whole batch.
+    """Return the cross-entropy (B, T-1) of logits (B, T, V) at every id (B, T) but the first, in float32 or wider."""
+    # Row by row, so that memory does not hold logits and their log-softmax for the whole batch.
     pairs = zip(logits, ids, strict=True)
     return torch.stack([cross_entropy(z[:-1], row[1:], reduction="none") for z, row in pairs])
 
 
 def _number(value: Tensor | float) -> float | None:
-    """A number for JSON; None where there is none."""
+    """Return a number for JSON, or None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 

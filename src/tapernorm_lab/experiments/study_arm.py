@@ -1,4 +1,4 @@
-"""One training run of a study's arm: the paper's run with a treatment, and an outcome even where it diverges."""
+"""One training run of a study's arm: the paper's run with a treatment, and a result even if it diverges."""
 
 import sys
 from collections.abc import Callable
@@ -26,10 +26,10 @@ from .treatments import attach_arm, prepare
 def run_arm(
     job: ArmJob, tokens: Path, out: Path, hardware: HardwareConfig, *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Run (or resume) `job` on the token streams in `tokens`; write its results to `out` and return them.
+    """Run or resume `job` on the token streams in `tokens`, write its results to `out`, and return them.
 
-    A run that diverges is a result: no metrics or weights, and `diverged` says at which step and of what. No other arm
-    has to wait for it to be mended, and no table can lose it.
+    A run that diverges has a result without metrics and weights; `diverged` gives the step and the tensor. Tables list
+    such a run, and it does not hold up other arms.
 
     Raises:
         UserError: the streams do not fit the job, `out` is another job's and not to be overwritten, or another process
@@ -50,9 +50,9 @@ def run_arm(
 
 
 def _publish_divergence(job: ArmJob, out: Path, message: str, hardware: HardwareConfig) -> dict[str, Any]:
-    """Write result.json of a run that diverged and remove what an earlier job left beside it.
+    """Write the result.json of a run that diverged, and remove the files of an earlier job beside it.
 
-    The marker stays, as after any divergence: who wants to try again deletes it and the result.
+    The marker stays, as after any divergence. To run the job again, delete the marker and the result.
     """
     print(message, file=sys.stderr)
     with run_lock(out):

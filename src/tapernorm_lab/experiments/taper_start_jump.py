@@ -1,9 +1,9 @@
-"""What the linear maps alone are worth as the taper starts: the judge of a calibration.
+"""The loss jump at the start of the taper, which measures the quality of a calibration.
 
-    jump = CE_valid(g = 0) - CE_valid(g = 1), the weights being those at k_start, just calibrated
+    jump = CE_valid(g = 0) - CE_valid(g = 1), with the weights at k_start, just calibrated
 
-Nothing has been trained at g < 1 yet, so the jump is the calibration's alone. It is measured in passing, by the run
-that the taper belongs to, and shifts none of its numbers but its time.
+Nothing has been trained at g < 1 yet, so that the jump depends on the calibration alone. The run that owns the taper
+measures it; this changes none of its numbers except its time.
 """
 
 import math
@@ -17,17 +17,17 @@ from ..training.validation_loss import Evaluation
 
 
 class ScoredTaper(Taper):
-    """A taper that has its model scored in both forms in the moment of its calibration."""
+    """A taper that scores its model at g = 1 and at g = 0 when it is calibrated."""
 
-    validate: Callable[[], Evaluation]  # scores the model as it stands; set by whoever attaches
+    validate: Callable[[], Evaluation]  # scores the present model; the caller of attach sets it
     losses: tuple[float, float] | None = None  # CE at g = 1 and at g = 0, nats per token; None before k_start
 
     def calibrate(self) -> None:
-        """As ever; then scores the model at g = 1 and at g = 0, and leaves the gate where it was.
+        """Calibrate, then score the model at g = 1 and at g = 0, and restore the gate.
 
         Raises:
-            UserError: as ever.
-            Stopped: while it scores; the taper then counts as uncalibrated, so that all of it is done again.
+            UserError: as `Taper.calibrate`.
+            Stopped: a signal arrived during scoring; the taper then counts as uncalibrated, and all of it is repeated.
         """
         super().calibrate()
         before, form = self._gate.value.item(), self._gate.form
@@ -44,13 +44,13 @@ class ScoredTaper(Taper):
         self.losses = losses[0], losses[1]
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """For result.json: the two losses and the jump; null where one is not finite.
+        """Return the entries of result.json: the two losses and the jump, null if not finite.
 
         Raises:
             UserError: the taper has not started.
         """
         if self.losses is None:
-            raise UserError("the taper has not started, and the loss jump is measured where it does, at k_start")
+            raise UserError("the taper has not started: the loss jump is measured at its start, k_start")
         standard, linear = self.losses
         values = {
             "taper_start_ce_norms": standard,
@@ -61,7 +61,7 @@ class ScoredTaper(Taper):
         return {name: {"value": value, "unit": "nats/token"} for name, value in finite.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Also the losses, so that a resumed run still knows them."""
+        """Return the taper's state and the losses, which a resumed run needs."""
         return {**super().state_dict(), "losses": self.losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

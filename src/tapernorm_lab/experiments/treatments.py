@@ -1,4 +1,4 @@
-"""Beyond the paper: what the arms of a study change in a model and in its taper (`config.study.Treatment`).
+"""Beyond the paper: apply an arm's treatment (`config.study.Treatment`) to a model and its taper.
 
 model = Decoder(job.pretrain.model).initialize(...)
 prepare(model, job.treatment)
@@ -25,10 +25,10 @@ from .taper_start_jump import ScoredTaper
 def prepare(model: Decoder, treatment: Treatment | None) -> None:
     """Change the modules of a fresh model, in place, before a taper is attached; None changes nothing.
 
-    The matrices stay those that the model was initialised with: arms of one seed start from the same ones.
+    The initial matrices stay, so that all arms of a seed start from the same ones.
 
     Raises:
-        UserError: two changes do not go together.
+        UserError: two changes exclude each other.
     """
     if treatment is None:
         return
@@ -51,13 +51,13 @@ def prepare(model: Decoder, treatment: Treatment | None) -> None:
 
 
 def attach_arm(model: Decoder, job: ArmJob, validate: Callable[[], Evaluation]) -> Taper | None:
-    """Attach the taper of the arm, changed by its treatment; None for an arm with neither taper nor scale loss.
+    """Attach the arm's taper, changed by its treatment; return None for an arm with neither taper nor scale loss.
 
     Args:
-        validate: scores the model as it stands; called twice, at the taper start (`ScoredTaper`), if norms are tapered.
+        validate: scores the present model; called twice at the start of the taper (`ScoredTaper`) if norms are tapered.
 
     Raises:
-        UserError: a norm to be tapered is no plain one.
+        UserError: a norm to be tapered is not a plain norm.
     """
     taper = attach_variant(model, job.pretrain, kind=ScoredTaper if job.pretrain.variant.tapers else Taper)
     if taper is None:

@@ -1,12 +1,12 @@
-"""Beyond the paper: a tapered norm whose c is a vector, the least-squares scale of each feature by itself.
+"""Beyond the paper: a tapered norm whose c is a vector, with the least-squares scale of each feature.
 
 Shapes: h (..., D), v = h, or h - mean(h) of a LayerNorm; s = r(h) or sigma(h) (..., 1); c (D,).
 
     c_j = argmin E (v_j gamma_j / s - c_j v_j gamma_j)^2 = E[v_j^2 / s] / E[v_j^2]
 
-gamma_j cancels, and so it is left out. A feature that is always 0 takes the least-squares scale of all features
-together. diag(c gamma_t) is as linear as c diag(gamma_t), and folds alike. With c the paper's scalar this would be the
-weighted mean of the c_j, weights gamma_j^2 E[v_j^2]: features that are large where s is large want a smaller constant.
+gamma_j cancels and is left out. A feature that is always 0 gets the least-squares scale of all features together.
+diag(c gamma_t) is as linear as c diag(gamma_t), and folds in the same way. The paper's scalar c is the mean of the c_j
+with weights gamma_j^2 E[v_j^2]. Features that are large where s is large need a smaller constant.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from tapernorm.util.errors import UserError
 
 
 class FeaturewiseNorm(TaperNorm):
-    """The tapered form with c (D,); mixed in before the scalar one's class."""
+    """The tapered form with c (D,), as a mixin that precedes the class with a scalar c."""
 
     stored_as: ClassVar[str] = "tapered_per_feature"
     c: Tensor  # (D,) NaN until calibrated
@@ -37,10 +37,10 @@ class FeaturewiseNorm(TaperNorm):
         self.statistics.add(torch.cat([ratios.sum(0), squares.sum(0)]), number)
 
     def best_c(self) -> Tensor:
-        """c* (D,), from the statistics.
+        """Return c* (D,) from the collected statistics.
 
         Raises:
-            UserError: none were collected, or they are not finite.
+            UserError: no statistics were collected, or they are not finite.
         """
         numerator, denominator = self.statistics.value().chunk(2)
         pooled = numerator.sum() / denominator.sum()
@@ -54,7 +54,7 @@ class FeaturewiseNorm(TaperNorm):
         return c
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as the scalar norm of another class."""
+        """Pickle as the norm with a scalar c, whose class `_unset` changes on loading."""
         make, arguments, *state = super().__reduce_ex__(protocol)
         return (_unset, (make, *arguments), *state)
 
@@ -75,7 +75,7 @@ def _unset(make: Callable[..., TaperNorm], *arguments: Any) -> TaperNorm:
 
 
 def make_featurewise(norm: TaperNorm) -> FeaturewiseNorm:
-    """Give a tapered norm that is not calibrated yet a c per feature, in place."""
+    """Give a tapered norm that is not yet calibrated one c per feature, in place."""
     rate, width = norm.statistics.rate, len(norm.gamma_t)
     norm.__class__ = _featurewise_class(type(norm))
     assert isinstance(norm, FeaturewiseNorm)
@@ -85,8 +85,8 @@ def make_featurewise(norm: TaperNorm) -> FeaturewiseNorm:
 
 
 def restore(model: nn.Module, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    """Give these tapered norms of a model that is being loaded a c per feature."""
+    """Give the named tapered norms of a model one c per feature, before its weights are loaded."""
     for name in names:
         norm = model.get_submodule(name)
-        assert isinstance(norm, TaperNorm)  # attached by the library, as the word says
+        assert isinstance(norm, TaperNorm)  # the library has attached it before
         make_featurewise(norm)

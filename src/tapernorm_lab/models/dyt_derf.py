@@ -1,4 +1,4 @@
-"""Maps without statistics that others put in the place of every norm: DyT and Derf.
+"""DyT and Derf: published maps without statistics that replace every norm.
 
 Shapes: x (..., D), gamma, beta (D,), alpha and s scalars, all of them learned.
 
@@ -6,16 +6,15 @@ Shapes: x (..., D), gamma, beta (D,), alpha and s scalars, all of them learned.
     Derf(x) = gamma erf(alpha x + s) + beta    [C] equation 10
 
 [Z] Zhu, Chen, He, LeCun, Liu, Transformers without Normalization, arXiv 2503.10622. [C] Chen, Lu, Zhu, Sun, Liu,
-Stronger Normalization-Free Transformers, arXiv 2512.10938. Both take each value by itself and bound it. Both are
-nonlinear, so nothing of them folds into the next map: unlike a tapered norm they stay in the inference graph.
+Stronger Normalization-Free Transformers, arXiv 2512.10938. Both maps act on each value separately and bound it. Both
+are nonlinear and do not fold into the next map. Unlike a tapered norm they stay in the inference graph.
 
-How their authors train language models, and so do we. The map stands where each norm was, the final one included;
-gamma starts at 1, beta and s at 0 (a narrow model may be given another final gamma:
-`config.study.NormReplacement`). alpha starts higher before attention than elsewhere, and lower the wider the model
-([Z] section 7.2: 0.8 and 0.2 in LLaMA 7B). The code of [C] has a start of its own before attention, before the MLPs and
-before the head of GPT-2, 1 where none is given. A learned scalar, sqrt(D) at the start, multiplies the embeddings.
-Without it the first activations are too small for training to get under way ([Z] appendix A). The code of [C] has it
-too, with a head that shares the unscaled embedding, as here.
+Training follows the authors' language models. The map replaces every norm, including the final one. gamma starts at 1,
+beta and s at 0; `config.study.NormReplacement` may set another final gamma for a narrow model. alpha starts higher
+before attention than elsewhere, and lower in wider models ([Z] section 7.2: 0.8 and 0.2 in LLaMA 7B). The code of [C]
+sets separate initial values before attention, the MLPs and the head of GPT-2, with 1 as the default. A learned scalar,
+initially sqrt(D), multiplies the embeddings. Without it the first activations are too small for training to start ([Z]
+appendix A). The code of [C] has it too, and its head shares the unscaled embedding, as here.
 """
 
 import math
@@ -32,7 +31,7 @@ from tapernorm.util.errors import UserError
 
 
 class _Replacement(nn.Module):
-    """What both have: alpha, which starts at `alpha`, and gamma and beta (D,), as a norm's `weight` and `bias`."""
+    """The shared parameters: alpha, initially `alpha`, and gamma and beta (D,) as `weight` and `bias`."""
 
     def __init__(self, width: int, alpha: float = 0.5) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ REPLACEMENTS: dict[str, type[DynamicTanh | DynamicErf]] = {kind.stored_as: kind 
 
 
 class ScaledEmbedding(nn.Embedding):
-    """Embeddings times a learned scalar; a head that shares their weight does not see it."""
+    """Embeddings times a learned scalar, which a head that shares their weight does not use."""
 
     stored_as: ClassVar[str] = "scaled"
 
@@ -78,16 +77,17 @@ class ScaledEmbedding(nn.Embedding):
 
 
 def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: float, final_gain: float = 1.0) -> None:
-    """Put a replacement in the place of every norm of `model`, the final one included.
+    """Replace every norm of `model`, including the final one, in place.
 
     Args:
+        model: a fresh decoder.
         kind: a name of `REPLACEMENTS`.
-        alpha: where alpha starts before the MLPs and the head.
-        attention_alpha: where it starts before attention.
-        final_gain: where gamma of the final one starts; 1 as its authors have it, everywhere.
+        alpha: initial alpha before the MLPs and the head.
+        attention_alpha: initial alpha before attention.
+        final_gain: initial gamma of the final map; the authors use 1.
 
     Raises:
-        UserError: a norm of `model` is no plain one; nothing has changed then.
+        UserError: a norm of `model` is not a plain norm; the model is then unchanged.
     """
     arch = architecture_of(model)
     norms = {name: model.get_submodule(name) for name in arch.norms(model)}
@@ -104,11 +104,12 @@ def replace_norms(model: Decoder, kind: str, *, alpha: float, attention_alpha: f
 
 
 def scale_embedding(model: Decoder, start: float | None = None) -> ScaledEmbedding:
-    """Give the embeddings of `model` their learned scalar, in place.
+    """Give the embeddings of `model` a learned scalar, in place.
 
     Args:
-        start: where it starts; None: sqrt(D), as its authors have it. Embeddings drawn from normal(0, 0.02) then have a
-            root mean square of 1.3 at their D of 4096, and of 0.16 at 64, where 64 gives 1.3.
+        model: a fresh decoder.
+        start: initial scalar; None: sqrt(D), as its authors use. Embeddings drawn from normal(0, 0.02) then have a root
+            mean square of 1.3 at the authors' D = 4096, but of 0.16 at D = 64. There a scalar of 64 gives 1.3.
     """
     embedding = model.model.embed_tokens
     weight = embedding.weight
@@ -119,17 +120,17 @@ def scale_embedding(model: Decoder, start: float | None = None) -> ScaledEmbeddi
 
 
 def restore_dyt(model: nn.Module, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    """Put a DyT in the place of each of these norms of a model that is being loaded."""
+    """Replace the named norms of a model by DyT, before its weights are loaded."""
     _restore(DynamicTanh, model, names)
 
 
 def restore_derf(model: nn.Module, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    """Put a Derf in the place of each of these norms of a model that is being loaded."""
+    """Replace the named norms of a model by Derf, before its weights are loaded."""
     _restore(DynamicErf, model, names)
 
 
 def restore_embedding(model: nn.Module, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    """Give the embeddings of a decoder that is being loaded their learned scalar."""
+    """Give the embeddings of a decoder a learned scalar, before its weights are loaded."""
     if not isinstance(model, Decoder):
         raise UserError(f"a {type(model).__name__} has no scaled embeddings: config.json is damaged")
     scale_embedding(model)

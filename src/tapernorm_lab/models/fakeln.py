@@ -3,7 +3,7 @@
 fakeln = attach_fakeln(model, schedule=schedule, aux_weight=0.1, eot=tokenizer.eos_token_id)
 for k, tokens in enumerate(batches):
     fakeln.set_step(k)
-    with fakeln.observe():  # may hold several micro-batches: one update of every mean sigma at its end
+    with fakeln.observe():  # one update of every mean sigma at its end, whatever the number of micro-batches
         loss = cross_entropy(model(tokens)) + fakeln.auxiliary_loss(tokens)
         loss.backward()
     optimizer.step()
@@ -34,19 +34,20 @@ from .fakeln_norms import FakeLayerNorm, make_fake, require_plain
 def attach_fakeln(
     model: nn.Module, *, schedule: FakeSchedule, ema_rate: float = 1.0, aux_weight: float, eot: int | None
 ) -> "FakeLN":
-    """Turn every norm of a GPT-2 into its fake form, in place, nothing removed yet.
+    """Turn every norm of a GPT-2 into its fake form, in place, without removing any.
 
-    Until the first removal the model is bitwise the one it was. No parameter is added.
+    Until the first removal the model computes the same bits as before. No parameter is added.
 
     Args:
-        schedule: when each site is removed.
-        ema_rate: weight of an optimizer step's own mean in the running mean of sigma; 1: no smoothing.
+        model: a GPT2LMHeadModel of transformers.
+        schedule: steps at which the sites are removed.
+        ema_rate: weight of an optimizer step's mean in the running mean of sigma; 1: no smoothing.
         aux_weight: lambda of the auxiliary loss; 0: no such loss.
-        eot: id of the end-of-text token, which the auxiliary loss's target leaves out; None: there is none.
+        eot: id of the end-of-text token, which the target of the auxiliary loss leaves out; None: there is none.
 
     Raises:
-        UserError: not a GPT-2, a number out of range, a model that is attached already or whose norms are not the plain
-            ones, or stages of the schedule that overlap at its depth. After any error the model is what it was.
+        UserError: the model is not a GPT-2, is already attached, or has other norms than plain ones. A number is out
+            of range, or stages of the schedule overlap at its depth. The model is unchanged after an error.
     """
     if type(model).__name__ != "GPT2LMHeadModel":
         raise UserError(f"FakeLN takes a GPT2LMHeadModel of transformers, got a {type(model).__name__}")
@@ -69,11 +70,11 @@ def attach_fakeln(
 
 
 class FakeLN:
-    """Drives the fake norms of one GPT-2: removals, mean sigmas and auxiliary loss. Made by `attach_fakeln`.
+    """The driver of the fake norms of one GPT-2: removals, mean sigmas and auxiliary loss. Made by `attach_fakeln`.
 
     Attributes:
         removals: site -> step at which it is removed, in that order. A site is a norm, or one of ln_1's two parts.
-        tokens: which tokens of the last forward pass count.
+        tokens: mask of the tokens of the last forward pass that count.
     """
 
     def __init__(
@@ -111,26 +112,26 @@ class FakeLN:
 
     @property
     def forms(self) -> int:
-        """How many forms the norms take: one, and one more after each step at which something is removed."""
+        """Number of forms that the norms take: 1 plus the number of steps at which a site is removed."""
         return 1 + len(set(self.removals.values()))
 
     @property
     def scale_target(self) -> None:
-        """None: the auxiliary loss follows each micro-batch's own mean, and there is no fixed target."""
+        """None, because the auxiliary loss uses each micro-batch's own mean instead of a fixed target."""
         return
 
     def row(self) -> dict[str, float | None]:
-        """For a line of metrics: the share of sites that still normalise, how many are removed, no scale target."""
+        """Return the entries of a metrics row: share of sites that still normalise, and number of removed sites."""
         removed = len(self.removed)
         return {"gate": 1 - removed / len(self.removals), "removed": removed, "scale_target": None}
 
     def set_step(self, step: int) -> None:
-        """Remove what the schedule has removed at optimizer step k = `step`, before that step's forward pass.
+        """Remove the sites that the schedule removes up to optimizer step k = `step`, before its forward pass.
 
         A site without a sigma_bar gets it here, from the means observed so far, and keeps it.
 
         Raises:
-            UserError: nothing was observed before a removal, or it was not finite.
+            UserError: no statistics were observed before a removal, or they are not finite.
         """
         removed = removed_at(step, self.schedule, self._n_layer)
         if removed == self.removed:
@@ -141,10 +142,10 @@ class FakeLN:
 
     @contextmanager
     def observe(self) -> Iterator[None]:
-        """Collect sigma in training passes inside, wherever it is still computed; one update of each mean at the end.
+        """Collect sigma in the training passes inside a `with` block, and update each mean once at its end.
 
-        Padding is left out: a position counts where the `attention_mask` of its pass is not 0. An error inside drops
-        what was collected.
+        Sites that are removed collect none. Positions with `attention_mask` 0 do not count. An error drops the
+        collected statistics.
         """
         for norm in self._norms.values():
             norm.observing = True
@@ -157,11 +158,11 @@ class FakeLN:
                 norm.statistics.forget()
 
     def auxiliary_loss(self, tokens: Tensor) -> Tensor:
-        """lambda E[(sigma - sigma_hat)^2] over the last forward pass, of the inputs `tokens` (B, T); a scalar.
+        """Return lambda E[(sigma - sigma_hat)^2] of the last forward pass over `tokens` (B, T), a scalar.
 
-        sigma is that of the input of the final norm, and sigma_hat, which carries no gradient, its mean over the
-        tokens that are neither a row's first nor end-of-text. Without any such token the loss is 0. Both means leave
-        padding out. Every micro-batch has its own sigma_hat, so the loss of a split batch is not that of the whole one.
+        sigma is that of the final norm's input. sigma_hat is its mean, without gradient, over the tokens that are
+        neither the first of a row nor end-of-text. Without any such token the loss is 0. Both means leave out padding.
+        Every micro-batch has its own sigma_hat, so that the loss of a split batch differs from that of the whole batch.
         """
         sigma = self._probe.scale(self._final_norm)
         if self.aux_weight == 0:
@@ -178,19 +179,19 @@ class FakeLN:
         return self.aux_weight * fixed_target_loss(sigma, target, counted) * (count > 0)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UserError where the optimizer lacks a parameter of a norm, which goes on training once removed."""
+        """Raise UserError if the optimizer lacks a parameter of a norm; removed norms are trained further."""
         require_trained(self._norms, optimizer, "build it from model.parameters()")
 
     def state_dict(self) -> dict[str, Any]:
-        """What the model's own state dict, which holds each sigma_bar, does not: running means, removals. Tensors."""
+        """Return running means and removals as tensors; the model's own state dict holds each sigma_bar."""
         state = {key: buffer.detach().clone() for key, buffer in self._buffers().items()}
         return state | {"removed": torch.tensor([self._is_removed(site) for site in self.removals])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave; the model's own state dict is loaded beside it.
+        """Restore a state that `state_dict` returned; load the model's own state dict as well.
 
         Raises:
-            UserError: the state belongs to another model; nothing has changed then.
+            UserError: the state belongs to another model; nothing is changed then.
         """
         load_buffers(self._buffers(), state, others=["removed"], what="FakeLN")
         for site, removed in zip(self.removals, state["removed"].tolist(), strict=True):
@@ -200,7 +201,7 @@ class FakeLN:
         return buffers_of({f"{name}.statistics": norm.statistics for name, norm in self._norms.items()})
 
     def _part(self, site: str) -> tuple[FakeLayerNorm, int]:
-        """The norm of a site, and which of its parts the site is."""
+        """Return the norm of a site, and the index of the site among the norm's parts."""
         if site in self._norms:
             return self._norms[site], 0
         name, _, part = site.rpartition(".")
@@ -220,7 +221,7 @@ class FakeLN:
         norm.removed = (*norm.removed[:part], removed, *norm.removed[part + 1 :])
 
     def _freeze(self, sites: list[str]) -> None:
-        """sigma_bar <- the mean so far, for those of `sites` that have none; all of them, or nothing changes."""
+        """Set sigma_bar to the mean so far for all of `sites` that have none; after an error nothing is changed."""
         missing = [site for site in sites if math.isnan(self._sigma_bar(site).item())]
         means = {site: self._part(site)[0].statistics.value()[0] for site in missing}
         for site, mean in means.items():

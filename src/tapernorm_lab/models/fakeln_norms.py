@@ -4,8 +4,8 @@ Shapes: h (..., D), gamma, beta (D,), sigma_bars (P,), one per part of the norm;
 
     FakeLN(h) = (h - mu) / sigma_bar * gamma + beta
 
-GPT-2's ln_1 has two parts that lose their sigma at different steps: what q and k read, and what v reads. As soon as
-they may differ it returns both side by side, and the `SplitConv1D` behind it sends each to its own columns.
+GPT-2's ln_1 has two parts that are removed at different steps: the input of q and k, and the input of v. Once they
+differ, the norm returns both side by side, and the `SplitConv1D` after it multiplies each by its own columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,17 +34,17 @@ SPLIT = ("qk", "v")
 class FakeLayerNorm(WideBuffers, LayerNorm):
     """A LayerNorm that normalises until its parts are removed, one by one.
 
-    With no part removed its own forward runs, same kernel, same bits. With one of two removed it returns
-    (..., 2 D), the input of q and k before that of v. With all removed no per-token statistic but the mean is computed.
+    With no part removed it runs LayerNorm's own forward, with the same bits. With one of two parts removed it returns
+    (..., 2 D), the input of q and k before that of v. With all parts removed the mean is the only per-token statistic.
     """
 
     stored_as: ClassVar[str] = "fake"
     parts: tuple[str, ...]
-    removed: tuple[bool, ...]  # of each part; changes at removals alone, so that compiled steps stay valid in between
-    observing: bool  # statistics are collected: training passes inside FakeLN.observe() alone
+    removed: tuple[bool, ...]  # per part; changes only at removals, so that compiled steps stay valid in between
+    observing: bool  # whether training passes collect statistics: inside FakeLN.observe() only
     sigma_bars: Tensor  # (P,) NaN until frozen
     statistics: RunningMean  # mean of sigma over tokens
-    tokens: TokenMask | None = None  # which tokens of a pass count; None: all of them
+    tokens: TokenMask | None = None  # mask of the tokens of a pass that count; None: all
 
     def forward(self, h: Tensor) -> Tensor:
         if all(self.removed):
@@ -59,7 +59,7 @@ class FakeLayerNorm(WideBuffers, LayerNorm):
         return torch.cat(parts, -1)
 
     def linear(self, h: Tensor, sigma_bars: Tensor) -> Tensor:
-        """FakeLN of h (..., D) for each of sigma_bars (P,), side by side: (..., P D)."""
+        """Return FakeLN of h (..., D) for each of sigma_bars (P,), side by side: (..., P D)."""
         coefficients = (self.weight / sigma_bars[:, None]).to(h.dtype)  # (P, D)
         scaled = centred(self, h)[..., None, :] * coefficients  # (..., P, D)
         return (scaled if self.bias is None else scaled + self.bias.to(h.dtype)).flatten(-2)
@@ -73,7 +73,7 @@ class FakeLayerNorm(WideBuffers, LayerNorm):
         self.statistics.add(sum_over(sigma, counted), number_of(sigma, counted))
 
     def linear_form(self, consumer: nn.Module | None = None) -> LinearForm:
-        """The norm as the linear map that folds into `consumer` (section 6), once every part is removed.
+        """Return the norm as the linear map that folds into `consumer` (method.md section 6).
 
         Raises:
             UserError: a part still normalises.
@@ -89,9 +89,9 @@ class FakeLayerNorm(WideBuffers, LayerNorm):
 
 
 class SplitConv1D(Conv1D):
-    """GPT-2's c_attn behind a `FakeLayerNorm`: q and k from the first half of its input, v from the second.
+    """GPT-2's c_attn after a `FakeLayerNorm`: q and k from the first half of its input, v from the second.
 
-    An input of the ordinary width, which is the same for all three, takes Conv1D's own forward.
+    An input of ordinary width, which q, k and v share, takes Conv1D's own forward.
     """
 
     plain: ClassVar[type[nn.Module]] = Conv1D
@@ -111,7 +111,7 @@ class SplitConv1D(Conv1D):
 
 
 def require_plain(model: nn.Module, name: str) -> None:
-    """Raise UserError unless the norm called `name` in `model`, and c_attn behind an ln_1, can take their fake form."""
+    """Raise UserError unless the norm `name` of `model`, and the c_attn after an ln_1, can take their fake form."""
     norm = model.get_submodule(name)
     if type(norm) is not LayerNorm or not norm.elementwise_affine:
         raise UserError(f"{name} is {norm}: FakeLN replaces plain LayerNorms with a gain; give it a fresh GPT-2")
@@ -121,10 +121,10 @@ def require_plain(model: nn.Module, name: str) -> None:
 
 
 def make_fake(model: nn.Module, name: str, *, ema_rate: float = 1.0) -> FakeLayerNorm:
-    """Turn the norm called `name` in `model` into a FakeLayerNorm, in place, nothing removed; and its c_attn with it.
+    """Turn the norm `name` of `model`, and the c_attn after an ln_1, into their fake form, in place.
 
     Raises:
-        UserError: it is no plain LayerNorm, or c_attn no plain Conv1D.
+        UserError: the norm is not a plain LayerNorm, or c_attn is not a plain Conv1D.
     """
     require_plain(model, name)
     norm = model.get_submodule(name)
@@ -146,12 +146,12 @@ def make_fake(model: nn.Module, name: str, *, ema_rate: float = 1.0) -> FakeLaye
 
 @torch.no_grad()
 def restore_fake(model: nn.Module, sigma_bars: Mapping[str, Tensor]) -> None:
-    """Bring norms of a fresh model into the form they had when `sigma_bars`, norm -> (P,), was read off them.
+    """Restore the fake form of a fresh model's norms from `sigma_bars`, norm -> (P,).
 
-    A part is removed where its sigma_bar is a number.
+    A part is removed if its sigma_bar is not NaN.
 
     Raises:
-        UserError: a norm is no plain LayerNorm, or the number of its parts is another.
+        UserError: a norm is not a plain LayerNorm, or has another number of parts.
     """
     for name, bars in sigma_bars.items():
         norm = make_fake(model, name)
@@ -162,21 +162,21 @@ def restore_fake(model: nn.Module, sigma_bars: Mapping[str, Tensor]) -> None:
 
 
 def restore(model: nn.Module, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    """Bring the norms of these names in a fresh model into the form that they had in the saved `state`.
+    """Restore the fake form of the named norms of a fresh model from a saved `state`.
 
     Raises:
-        UserError: it lacks their sigma_bars.
+        UserError: `state` lacks their sigma_bars.
     """
     keys = {name: f"{name}.sigma_bars" for name in names}
     if missing := [key for key in keys.values() if key not in state]:
         raise UserError(
-            f"config.json says FakeLN, and the weights lack {', '.join(missing)}: run the job that wrote it again"
+            f"config.json says FakeLN, but the weights lack {', '.join(missing)}: run the job that wrote it again"
         )
     restore_fake(model, {name: state[key] for name, key in keys.items()})
 
 
 def _attention_map(model: nn.Module, name: str) -> nn.Module | None:
-    """The c_attn that an ln_1 feeds; None for any other norm."""
+    """Return the c_attn that an ln_1 feeds; None for any other norm."""
     if name.split(".")[-1] != "ln_1":
         return None
     return model.get_submodule(name.removesuffix("ln_1") + "attn.c_attn")

@@ -1,6 +1,6 @@
-"""GPT-2 as transformers has it: published or saved weights, and fresh ones of any size.
+"""Load GPT-2 models of transformers, published or saved here, and initialise fresh ones of any size.
 
-Nothing but weights and numbers is read: code that comes with a model is never run.
+Only weights and numbers are read. Code that comes with a model is never run.
 """
 
 import math
@@ -20,10 +20,10 @@ from ..config.gpt2 import Gpt2Shape
 
 
 def load_base(source: str | Path) -> GPT2LMHeadModel:
-    """The GPT-2 that a hub name or a folder holds, float32, in eval mode: of transformers' format, or saved by us.
+    """Load the GPT-2 of a hub name or a folder, in float32 and eval mode; in transformers' format or saved here.
 
     Raises:
-        UserError: as `pretrained.find` and `pretrained.load_pretrained`; or it is no GPT-2, or none with plain norms.
+        UserError: as `pretrained.find` and `pretrained.load_pretrained`; or it is not a GPT-2 with plain norms.
     """
     folder = find(source)
     if is_ours(folder):
@@ -38,9 +38,10 @@ def load_base(source: str | Path) -> GPT2LMHeadModel:
 
 @torch.no_grad()
 def fresh(shape: Gpt2Shape, *, vocab_size: int, context: int, generator: torch.Generator) -> GPT2LMHeadModel:
-    """A GPT-2 with the initialisation of its paper, drawn from `generator` alone.
+    """Return a GPT-2 with the initialisation of its paper, drawn from `generator` alone.
 
-    Matrices and embeddings from normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer), gains 1, biases 0.
+    Matrices and embeddings are drawn from normal(0, 0.02), and residual projections are scaled by 1/sqrt(2 n_layer).
+    Gains are 1 and biases 0.
     """
     config = GPT2Config(
         vocab_size=vocab_size,
@@ -52,7 +53,7 @@ def fresh(shape: Gpt2Shape, *, vocab_size: int, context: int, generator: torch.G
         embd_pdrop=shape.dropout,
         attn_pdrop=shape.dropout,
         layer_norm_epsilon=shape.norm_eps,
-        bos_token_id=None,  # the tokenizer's, which is not GPT-2's
+        bos_token_id=None,  # GPT-2's own default would not fit the tokenizer
         eos_token_id=None,
     )
     return _initialize(blank(GPT2LMHeadModel, config), generator)
@@ -72,8 +73,8 @@ def _initialize(model: GPT2LMHeadModel, generator: torch.Generator) -> GPT2LMHea
 def is_disarmed(config: GPT2Config) -> bool:
     """Whether the norms of this model no longer normalise.
 
-    Published FakeLN checkpoints keep the stock form: eps is 1e12, so that sigma is 1e6 whatever the token, and gamma
-    carries 1e6 / sigma_bar.
+    Published FakeLN checkpoints keep the stock form. Their eps is 1e12, so that sigma is 1e6 for every token, and gamma
+    contains 1e6 / sigma_bar.
     """
     return config.layer_norm_epsilon >= DISARMED_EPS
 

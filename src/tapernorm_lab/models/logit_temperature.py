@@ -1,14 +1,14 @@
-"""A control: a Baseline whose logits have a learned scale per token, while all its norms stay.
+"""A control: a Baseline with all its norms and a learned scale of the logits per token.
 
 Shapes: h (..., D), x = Norm(h) (..., D), w (D,).
 
     z = exp(<x, w>/D) x W_out
 
-All-Taper's logits are c r(h) times those that the final norm would give: a scale per token, which a Baseline lacks.
-Two controls tell that scale from the norms' being gone. One tapers the final norm alone (`taper: final`). This one
-scales by a function of the token's *normed* state, so that the final norm still hides r(h) and no norm is touched. w is
-0 at the start, where the model is bitwise the Baseline. The exponent is a mean over features: Adam moves a sum by up to
-D times the learning rate in a step.
+All-Taper's logits are c r(h) times those of the final norm: a scale per token, which a Baseline lacks. Two controls
+separate the effect of that scale from that of removing norms. One tapers the final norm alone (`taper: final`). This
+one scales by a function of the token's *normed* state: the final norm still hides r(h), and no norm is changed. w
+starts at 0, where the model is bitwise the Baseline. The exponent is a mean over features, because Adam moves a sum by
+up to D times the learning rate per step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from tapernorm.util.errors import UserError
 
 
 class Tempered(nn.Module):
-    """Mixed in before a norm's own class: exp(<x, w>/D) x of x = Norm(h)."""
+    """A mixin that precedes a norm's class: exp(<x, w>/D) x with x = Norm(h)."""
 
     stored_as: ClassVar[str] = "tempered"
     temperature: nn.Parameter  # w
@@ -44,13 +44,13 @@ _TEMPERED: dict[type[nn.Module], type[Tempered]] = {RMSNorm: TemperedRMSNorm, La
 
 
 def temper(norm: nn.Module) -> Tempered:
-    """Turn a plain norm into its tempered form, in place; w is 0, where the two are bitwise the same.
+    """Turn a plain norm into its tempered form, in place. w starts at 0, where both compute the same bits.
 
     Raises:
-        UserError: it is no plain norm.
+        UserError: the norm is not a plain RMSNorm or LayerNorm.
     """
     if type(norm) not in _TEMPERED:
-        raise UserError(f"a temperature is read off a plain final norm, and this one is a {type(norm).__name__}")
+        raise UserError(f"a temperature needs a plain final norm, but this one is a {type(norm).__name__}")
     gamma = norm.get_parameter("weight")
     norm.__class__ = _TEMPERED[type(norm)]
     assert isinstance(norm, Tempered)
@@ -59,6 +59,6 @@ def temper(norm: nn.Module) -> Tempered:
 
 
 def restore(model: nn.Module, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    """Give these norms of a model that is being loaded their temperature."""
+    """Give the named norms of a model a temperature, before its weights are loaded."""
     for name in names:
         temper(model.get_submodule(name))

@@ -44,6 +44,7 @@ class Request:
     seed: int = 1
     threads: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    linear: Literal["aten", "onednn", "auto"] = "auto"
 
 
 OPTIONS = {  # field -> its option, in the notation of `cli.arguments.options`, and its help
@@ -86,6 +87,10 @@ OPTIONS = {  # field -> its option, in the notation of `cli.arguments.options`, 
     "seed": ("--seed SEED", "seed of the order of the rows and of dropout; default: 1"),
     "threads": ("--threads THREADS", "number of CPU threads; default: all"),
     "device": ("--device auto|cpu|cuda", "where to compute; auto: on a GPU if there is one; default: auto"),
+    "linear": (
+        "--linear aten|onednn|auto",
+        "kernel of float32 linear maps on a CPU; auto: the faster one on the model's shapes; default: auto",
+    ),
 }
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # field -> check of a given value, and the rule in words
     "model": (bool, "a folder, a .gguf file or a hub name"),

@@ -96,6 +96,7 @@ def _hardware(request: Request, job: TaperJob, model: nn.Module) -> HardwareConf
     return HardwareConfig(
         device=request.device,
         threads=request.threads or os.cpu_count() or 1,
+        linear=request.linear,
         compile=False,
         micro_batch=job.micro_batch or micro_batch_of(request, job.batch, job.context),
         checkpoint_every=max(10, job.steps // 10),

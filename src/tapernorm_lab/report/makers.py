@@ -16,10 +16,11 @@ from .figures.odd_inputs import FIGURE_S3
 from .figures.pretraining import FIGURE1A, FIGURE1B, FIGURE2
 from .figures.study_stages import draw_stage
 from .figures.token_scales import FIGURE_SPREAD
-from .frames import decoding, gpt2, inference_graph, odd_inputs, own_models, pretraining, study_stages
+from .frames import decoding, gpt2, inference_graph, int8, odd_inputs, own_models, pretraining, study_stages
 from .read_json import stored
 from .table import Table
 from .tables import inference_graph as graph_table
+from .tables import int8 as int8_tables
 from .tables import odd_inputs as odd_tables
 from .tables import own_models as own_tables
 from .tables import study_stages as stage_tables
@@ -50,6 +51,7 @@ READERS: dict[str, Callable[[Sequence[Path], Any], Any]] = {  # source -> reads 
     "gpt2": lambda files, job: gpt2.read(files[0].parent, run=job.run),
     "decode": lambda files, _: decoding.read(files[0]),
     "last_token": lambda files, _: decoding.read(files[0], kind=decoding.LAST_TOKEN),
+    "int8": lambda files, job: int8.read(files[0], run=job.run),
     "settings": lambda *_: None,
     "gpt2_settings": lambda *_: None,
     "stage": _read_stage,
@@ -66,6 +68,7 @@ MAKERS: dict[str, Callable[[Any, Any], Table | Drawing]] = {  # name -> takes th
     "table2": decode_tables.table2,
     "table2x": decode_tables.table2x,
     "table2v1": decode_tables.table2v1,
+    "table_int8": int8_tables.int8_table,
     "table3": gpt2_tables.table3,
     "table3x": gpt2_tables.table3x,
     "table4": settings_tables.table4,

@@ -17,7 +17,7 @@ from ..config.run import Config
 from ..config.study_runs import replaces_norms, stage_job
 from . import provenance as origin
 from .catalogue import OWN_FILES, OWN_STAGE, SOURCES, Product, asked_sources, entries, own_entries
-from .frames import decoding, gpt2, own_models, pretraining
+from .frames import decoding, gpt2, int8, own_models, pretraining
 from .makers import READERS
 from .read_json import read_document, stored, value_at
 
@@ -116,18 +116,27 @@ def config_contents(config: Config) -> Contents:
     """Return the contents of a run of the workflow."""
     made = {"training": _training, "gpt2": _gpt2, "decode": _benched, "last_token": _benched}
     of_paper = [made[source](config, source) for source in asked_sources(config)]
-    return Contents(config.run, [*of_paper, *_study(config), *_trials(config)], entries(config), config)
+    return Contents(config.run, [*of_paper, _int8(config), *_study(config), *_trials(config)], entries(config), config)
 
 
 def _training(config: Config, source: str) -> Part:
+    return _of_cells(config, source, lambda results: pretraining.read(results / "rows")[0])
+
+
+def _int8(config: Config) -> Part:
+    (file,) = SOURCES["int8"].files
+    return _of_cells(config, "int8", lambda results: int8.read(results / file))
+
+
+def _of_cells(config: Config, source: str, read: Callable[[Path], pd.DataFrame]) -> Part:
+    """Rows with one for each model of the run's own."""
     cells = config.pretrain_cells()
     places = [f"pretrain/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells]
     places += [f"fold/{variant}/d{width}/seed{seed}/result.json" for variant, width, seed in cells if variant.tapers]
 
     def require(results: Path) -> None:
-        found = pretraining.read(results / "rows")[0]
         wanted = {(str(v), *cell): digest(canonical_json(config.pretrain_job(v, *cell))) for v, *cell in cells}
-        _require_jobs(found.to_dict("records"), pretraining.JOB, wanted)
+        _require_jobs(read(results).to_dict("records"), pretraining.JOB, wanted)
 
     return Part(source, SOURCES[source].files, partial(origin.collect_below, places), require)
 

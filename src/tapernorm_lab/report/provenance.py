@@ -126,6 +126,7 @@ def _value(document: Row, name: str) -> Any:
 def _versions(document: Row, path: Path) -> dict[str, str]:
     facts = value_at(document, "provenance", path)
     own = {name: facts[name] for name in ("tapernorm", "python", "kernels") if name in facts}
+    own |= {"linear": facts["hardware"]["linear"]} if "linear" in facts.get("hardware", {}) else {}
     return own | facts.get("packages", {})
 
 
@@ -133,6 +134,11 @@ def _differing(versions: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the packages that are missing somewhere, or whose versions differ."""
     names = dict.fromkeys(name for some in versions for name in some)
     return [name for name in names if len({some.get(name) for some in versions}) > 1]
+
+
+def linear_kernel(document: Row) -> str:
+    """The kernel of the linear maps of a training; results that name none were made by PyTorch's default."""
+    return document["provenance"].get("hardware", {}).get("linear", "aten")
 
 
 def same_or_not(what: str, found: Iterable[Any]) -> str:
@@ -148,7 +154,9 @@ def device_and_code(jobs: Sequence[Mapping[str, Any]]) -> str:
     several = f"s, not all the same ({len(commits)})" if len(commits) > 1 else ""
     devices = ", ".join(sorted({job["device"] for job in jobs}))
     torch = same_or_not("PyTorch", (job["torch"] for job in jobs))
-    return f"Device {devices}. {torch}. Code commit{several}: {', '.join(commits)}."
+    kernels = {kernel for job in jobs if isinstance(kernel := job.get("linear"), str)}  # of trainings
+    linear = f" {same_or_not('Kernel of linear maps', kernels)}." if kernels - {"aten"} else ""
+    return f"Device {devices}. {torch}.{linear} Code commit{several}: {', '.join(commits)}."
 
 
 def of_several_codes(commits: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""Where a forward pass leaves the finite numbers, and which tapered norm let a token grow on the way there.
+"""Find the first value of a forward pass that is not finite, and the tapered norm that let a token grow before it.
 
-At the gate g a token of scale s leaves a norm g + (1 - g) * c * s times as large as the norm itself would make it: at 1
-the constant is right for that token. The maps behind a norm are at least quadratic in it, so that a token which one
-norm lets out ten times too large comes back thousands of times too large a few blocks later, and overflows.
+A tapered norm with gate g and constant c scales a token of scale s by g + (1 - g) * c * s, relative to the plain norm.
+The maps after a norm are at least quadratic in it. A token that one norm makes ten times too large is therefore
+thousands of times too large a few blocks later, and overflows.
 """
 
 from collections.abc import Callable
@@ -17,28 +17,28 @@ from tapernorm.architectures import logits_of
 from tapernorm.norms import TaperNorm, norm_scale
 from tapernorm.util.errors import UserError
 
-GROWN = 10.0  # times as large as the norm would make it, from which on a token counts as grown
+GROWN = 10.0  # factor above what the norm would give, from which a token counts as grown
 
 
 class Diverged(UserError):
-    """A loss or gradient is not finite; raised before the optimizer step that would have used it."""
+    """A loss or gradient is not finite. It is raised before the optimizer step that would use the value."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The token that a tapered norm lets out the largest."""
+    """The token that a tapered norm enlarges the most."""
 
     norm: str
     factor: float  # g + (1 - g) * c * s
-    position: int  # of the token in its row
+    position: int  # position of the token in its row
 
 
 @dataclass(frozen=True)
 class Overflow:
     """The first value of a forward pass that is not finite."""
 
-    module: str  # gives it, from inputs that are all finite
-    growth: Growth | None  # at the first tapered norm, in running order, that lets a token out `GROWN` times too large
+    module: str  # the module that returns it, from finite inputs
+    growth: Growth | None  # at the first tapered norm, in running order, that makes a token `GROWN` times too large
 
     def __str__(self) -> str:
         told = f"the first value that is not finite came out of {self.module}"
@@ -50,7 +50,7 @@ class Overflow:
 
 @torch.no_grad()
 def find_overflow(model: nn.Module, tokens: Tensor) -> Overflow | None:
-    """Run `model` as it stands on tokens (B, T); None where every module's output is finite."""
+    """Run `model` in its present mode on tokens (B, T); return None if the output of every module is finite."""
     found: list[str] = []
     length = tokens.shape[1]
     grown: list[Growth] = []
@@ -81,12 +81,12 @@ def find_overflow(model: nn.Module, tokens: Tensor) -> Overflow | None:
 def _growth(name: str, norm: TaperNorm, h: Tensor, length: int) -> Growth:
     g = norm.gate.value
     scales = norm_scale(norm, h.to(torch.promote_types(h.dtype, torch.float32)))
-    factors = g + (1 - g) * norm.c.mean() * scales  # a token each
+    factors = g + (1 - g) * norm.c.mean() * scales  # one per token
     place = int(factors.nan_to_num().argmax())
     return Growth(name, factors.flatten()[place].item(), place % length)
 
 
 def _finite(tree: object) -> bool:
-    """Whether every floating-point tensor in it is."""
+    """Whether every floating-point tensor in `tree` is finite."""
     tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
     return all(bool(tensor.isfinite().all()) for tensor in tensors)

@@ -1,8 +1,8 @@
-"""One training job per GPU slot on a machine with several GPUs, whoever started the jobs.
+"""One training job per GPU slot on a machine with several GPUs, for all jobs of a user.
 
-Every device has `jobs_per_gpu` slots, each a file that its job keeps locked (`flock`): the kernel frees it when the
-process dies, however it dies. The job then sees its device alone, through CUDA_VISIBLE_DEVICES, which must be set
-before CUDA starts. Where a scheduler or the user has set that variable, only its devices are taken.
+Every device has `jobs_per_gpu` slots. A slot is a file that its job keeps locked (`flock`), so that the kernel frees it
+when the process ends, even after a kill. CUDA_VISIBLE_DEVICES then hides all other devices from the job; it must be set
+before CUDA starts. If a scheduler or the user has set that variable, only its devices are used.
 """
 
 import fcntl
@@ -22,25 +22,25 @@ from tapernorm.util.errors import UserError
 from .run_lock import waiting
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_RANK = "TORCHELASTIC_RUN_ID"  # set by torch's launcher in what it starts
-_POLL_S = 1.0  # no call waits for the first of several locks
+_RANK = "TORCHELASTIC_RUN_ID"  # set by torch's launcher in the processes that it starts
+_POLL_S = 1.0  # no system call can wait for the first of several locks
 
 
 @contextmanager
 def device_slot(device: str, jobs_per_gpu: int = 1, *, whole: int = 0) -> Iterator[str | None]:
-    """Hold a slot of one GPU while inside, and make that GPU the only one that CUDA sees; yields its name.
+    """Hold a slot of one GPU inside a `with` block, make that GPU the only one that CUDA sees, and yield its name.
 
-    Waits, and says so, while every slot is taken. Does nothing, and yields None, for device `cpu`, where no GPU is
-    found (then `cuda` is refused where the model is placed), and in one rank of several: the process that started the
+    While every slot is taken, print a message and wait. Yield None and do nothing for device `cpu` and if no GPU is
+    found; `pick_device` refuses `cuda` then. Do nothing in one rank of several either: the process that started the
     ranks holds the devices of all.
 
     Args:
         device: hardware.device: auto, cpu or cuda.
         jobs_per_gpu: slots of each device.
-        whole: hold all slots of so many devices in place of one slot, for a job that leaves no room for others.
+        whole: number of devices whose slots are all held, in place of one slot; 0: one slot.
 
     Raises:
-        UserError: there are fewer devices than `whole`, or the folder of the locks belongs to somebody else.
+        UserError: there are fewer devices than `whole`, or the folder of the locks belongs to another user.
     """
     names = [] if device == "cpu" or _RANK in os.environ else visible_devices(os.environ)
     if not names:
@@ -48,7 +48,9 @@ def device_slot(device: str, jobs_per_gpu: int = 1, *, whole: int = 0) -> Iterat
         return
     if whole > len(names):
         have = f"{len(names)} ({', '.join(names)})"
-        raise UserError(f"hardware.devices_per_job is {whole}, and this process may use {have}: ask for as many")
+        raise UserError(
+            f"hardware.devices_per_job is {whole}, but this process may use {have}: lower it to at most that"
+        )
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "CUDA has started: it would not see the device chosen here"
     before = {VISIBLE: os.environ[VISIBLE]} if VISIBLE in os.environ else {}
@@ -63,15 +65,16 @@ def device_slot(device: str, jobs_per_gpu: int = 1, *, whole: int = 0) -> Iterat
 
 
 def most_threads() -> int:
-    """The largest number of CPU threads that a job may ask for here: more would only wait, or could not start."""
+    """Return the largest number of CPU threads that a job may ask for on this machine."""
     return max(64, 8 * (os.cpu_count() or 1))
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs that this process may use, by UUID where the driver tells it, in the order of CUDA_VISIBLE_DEVICES.
+    """List the GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES, by UUID if the driver gives it.
 
-    An index is a place in what `nvidia-smi` lists here. Under a scheduler that hides the other GPUs, each job's is 0:
-    only the UUID tells them apart. Words that name no device, such as a scheduler's NoDevFiles, hide all, as in CUDA.
+    An index refers to the list of `nvidia-smi`. Under a scheduler that hides the other GPUs every job has index 0, so
+    that only the UUID tells them apart. A word that names no device, such as NoDevFiles, hides all devices from there
+    on, as in CUDA.
     """
     listed = _listed_uuids()
     if VISIBLE not in environment:
@@ -90,26 +93,26 @@ def _listed_uuids() -> list[str]:
 
 
 def _lock_folder() -> Path:
-    """One folder per user: locks in a shared one could be held by others, or not be opened."""
+    """Return the folder of the locks, one per user: others could hold the locks of a shared folder."""
     folder = Path("/tmp") / f"tapernorm-gpu-slots-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
-        raise UserError(f"{folder} keeps the GPU slots and belongs to another user: remove it")
+        raise UserError(f"{folder} holds the locks of the GPU slots, but belongs to another user: remove it")
     return folder
 
 
 def _wait(names: Sequence[str], jobs_per_gpu: int, whole: int) -> tuple[list[str], ExitStack]:
-    """(devices, what holds their locks), as soon as they are free."""
+    """Wait until enough devices are free; return their names and the stack that holds their locks."""
     folder = _lock_folder()
     files = {name: [folder / f"{name.replace('/', '-')}.slot{slot}" for slot in range(jobs_per_gpu)] for name in names}
-    # One slot: a second job comes to a device when every device has its first.
+    # One slot: a device gets a second job only when every device has its first.
     slots = [(name, [files[name][slot]]) for slot in range(jobs_per_gpu) for name in names]
     choices, wanted = (list(files.items()), whole) if whole else (slots, 1)
     told = False
     while True:
         chosen: list[str] = []
         holders: list[str] = []
-        with ExitStack() as locks:  # all or none: two jobs that each kept a part would wait for each other
+        with ExitStack() as locks:  # all or none: two jobs that each kept a part would deadlock
             for name, paths in choices:
                 with ExitStack() as of_device:
                     holder = next(filter(None, (_lock(path, of_device) for path in paths)), None)
@@ -128,7 +131,7 @@ def _wait(names: Sequence[str], jobs_per_gpu: int, whole: int) -> tuple[list[str
 
 
 def _lock(path: Path, held: ExitStack) -> str | None:
-    """Lock a file for as long as `held` lives; who holds it, if somebody else does."""
+    """Lock a file until `held` closes and return None; if another process holds it, return that process."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     held.callback(os.close, lock)
     try:

@@ -1,4 +1,4 @@
-"""What a training run writes down per logged step, and the growing file that holds it."""
+"""The metrics of a logged training step, and the growing file that holds them."""
 
 import json
 import math
@@ -20,7 +20,7 @@ GROUPS = ("embeddings", "attention", "mlp", "norms")
 
 
 def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Parameters by what they belong to: embeddings (the head among them), attention, mlp, norms."""
+    """Group the parameters of `model` into embeddings (with the head), attention, mlp and norms."""
     arch = architecture_of(model)
     norms = {*arch.internal_norms(model), arch.final}
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
@@ -36,37 +36,40 @@ def _group_of(name: str) -> str:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Euclidean norm over all gradients, a scalar; a missing gradient counts as zero."""
+    """Return the Euclidean norm of all gradients, a scalar; a missing gradient counts as zero."""
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 class StepMeter:
-    """Logit and pre-logit magnitudes over the micro-batches of one optimizer step, those of all ranks."""
+    """Logit and pre-logit magnitudes over the micro-batches of one optimizer step, on all ranks."""
 
     def __init__(self) -> None:
         self._logit_square = self._logit_variance = self._scale = 0.0  # means over tokens
         self._logit_max = self._scale_max = 0.0
 
-    def add(self, share: float, logits: Tensor, scale: Tensor) -> None:
-        """A micro-batch that is `share` of the whole batch: logits (b, T, V), pre-logit scale (b, T, 1)."""
-        logits, scale = logits.detach(), scale.detach()
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        low, high = logits.aminmax()
-        self._logit_square += share * (torch.linalg.vector_norm(logits).item() ** 2 / logits.numel())
-        self._logit_variance += share * logits.var(dim=-1, correction=0).mean().item()
-        self._logit_max = max(self._logit_max, high.item(), -low.item())
+    @torch.no_grad()
+    def add(self, share: float, logits: Iterable[Tensor], scale: Tensor) -> None:
+        """Add a micro-batch, `share` of the whole batch: chunks (n, V) of logits, pre-logit scale (b, T, 1)."""
+        for some in logits:
+            some = some.to(torch.promote_types(some.dtype, torch.float32))
+            weight = share * len(some) / scale.numel()
+            low, high = some.aminmax()
+            self._logit_square += weight * (torch.linalg.vector_norm(some).item() ** 2 / some.numel())
+            centred = some - some.mean(-1, keepdim=True)  # Tensor.var takes twenty times as long on a CPU
+            self._logit_variance += weight * (torch.linalg.vector_norm(centred).item() ** 2 / some.numel())
+            self._logit_max = max(self._logit_max, high.item(), -low.item())
         self._scale += share * scale.mean().item()
         self._scale_max = max(self._scale_max, scale.max().item())
 
     def row(self) -> dict[str, float]:
-        """The metrics of a logged step; the same on every rank."""
+        """Return the metrics of the step, the same on every rank."""
         means = [self._logit_square, self._logit_variance, self._scale]
         every = gathered([*means, self._logit_max, self._scale_max])  # (ranks, 5)
         logit_square, logit_variance, scale = every[:, :3].sum(0).tolist()
         logit_max, scale_max = every[:, 3:].amax(0).tolist()
         return {
             "logit_rms": math.sqrt(logit_square),
-            "logit_rms_centred": math.sqrt(logit_variance),  # about each token's mean, which softmax ignores
+            "logit_rms_centred": math.sqrt(logit_variance),  # without each token's mean, which softmax ignores
             "logit_max": logit_max,
             "scale_mean": scale,
             "scale_max": scale_max,
@@ -74,12 +77,13 @@ class StepMeter:
 
 
 class MetricsFile:
-    """JSON lines that grow with the run, and the same rows as TensorBoard scalars where asked for.
+    """A file of JSON lines that grows with the run, with the same rows as optional TensorBoard scalars.
 
     Args:
-        keep_bytes: how much of an earlier attempt's file stays: what `sync` returned at the checkpoint resumed from.
+        path: the file.
+        keep_bytes: bytes of an earlier attempt's file that stay: the result of `sync` at the resumed checkpoint.
         events: folder of the TensorBoard event files; None: none are written.
-        step: the first step to come; later ones of an earlier attempt are hidden in TensorBoard.
+        step: first step of this attempt; TensorBoard hides later steps of an earlier attempt.
 
     Raises:
         UserError: the file is shorter than `keep_bytes`, or the tensorboard package is missing.
@@ -94,12 +98,13 @@ class MetricsFile:
         if size < keep_bytes:
             self.close()
             raise UserError(
-                f"{path} has {size} bytes and its checkpoint follows {keep_bytes}: it was cut short; "
-                f"delete {path.parent} to start anew"
+                f"{path} has {size} bytes, but its checkpoint needs {keep_bytes}: it was cut short; "
+                f"delete {path.parent} to start again from step 0"
             )
         self._file.truncate(keep_bytes)
 
     def write(self, row: dict[str, Any]) -> None:
+        """Append a row. Raises UserError if the file cannot be written."""
         line = json.dumps(row, allow_nan=False) + "\n"
         try:
             self._write_all(line.encode("utf-8"))
@@ -116,7 +121,7 @@ class MetricsFile:
             content = content[self._file.write(content) :]
 
     def sync(self) -> int:
-        """Make the lines durable, before a checkpoint that follows them; returns the size of the file in bytes."""
+        """Flush the lines to disk before a checkpoint, and return the size of the file in bytes."""
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
@@ -127,16 +132,16 @@ class MetricsFile:
 
 
 class NoMetrics:
-    """In place of the file on the ranks that write none."""
+    """A replacement of `MetricsFile` on ranks that write no file."""
 
     def write(self, row: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sync(self) -> int:
         return 0
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def _event_writer(folder: Path, step: int) -> Any:
@@ -144,6 +149,7 @@ def _event_writer(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError(
-            "hardware.tensorboard is on and tensorboard is not installed: pip install '.[tensorboard]' in the checkout"
+            "hardware.tensorboard needs the package tensorboard: run pip install '.[tensorboard]' in the checkout, or "
+            "set hardware.tensorboard to false"
         ) from None
     return SummaryWriter(str(folder), purge_step=step)

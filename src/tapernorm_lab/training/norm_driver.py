@@ -1,4 +1,4 @@
-"""What the trainer asks of whatever changes a model's norms while it trains: a taper, or FakeLN's staged removal."""
+"""The interface of methods that change a model's norms during training: a taper, or FakeLN's staged removal."""
 
 import math
 from collections.abc import Mapping
@@ -13,45 +13,45 @@ from tapernorm.taper import Taper
 
 
 class NormDriver(Protocol):
-    """Drives the norms of one model; what it does at optimizer step k is a function of k and of its state."""
+    """A method that changes the norms of one model; its effect at step k depends only on k and on its state."""
 
     @property
-    def constants(self) -> dict[str, float]: ...  # for each norm's per-token scale; NaN until frozen
+    def constants(self) -> dict[str, float]: ...  # norm -> constant that replaces its per-token scale; NaN until frozen
 
     @property
-    def forms(self) -> int: ...  # of the norms over a run: the graphs that torch.compile builds of the training step
+    def forms(self) -> int: ...  # number of forms of the norms in a run, each a graph of torch.compile
 
     @property
     def scale_target(self) -> Tensor | None: ...  # s_tgt of the fixed-target scale loss, a scalar; None: no such loss
 
     def set_step(self, step: int) -> None:
-        """Bring the norms into their form at optimizer step `step`, before that step's forward pass."""
+        """Set the norms to their form at optimizer step `step`, before that step's forward pass."""
 
     def observe(self) -> AbstractContextManager[None]:
-        """Collect statistics in the training passes of one optimizer step; one update at its end."""
+        """Collect statistics in the training passes of one optimizer step, and update the averages once at its end."""
         ...
 
     def auxiliary_loss(self, tokens: Tensor) -> Tensor:
-        """The method's own loss, weighted, of the last forward pass over `tokens` (B, T); a scalar."""
+        """Return the method's weighted auxiliary loss of the last forward pass over `tokens` (B, T), a scalar."""
         ...
 
     def row(self) -> dict[str, float | None]:
-        """What a line of metrics says about the norms."""
+        """Return the entries of a metrics row about the norms."""
         ...
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UserError where the optimizer lacks a parameter of these norms."""
+        """Check the optimizer; raise UserError if it lacks a parameter of these norms."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the model's own state dict does not hold, as plain tensors and numbers."""
+        """Return the state that the model's own state dict lacks, as plain tensors and numbers."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
 
 
 class TaperDriver:
-    """A taper as the trainer takes it."""
+    """A `Taper` with the interface of `NormDriver`."""
 
     forms = len(Form)  # observe, mix and linear
 
@@ -69,22 +69,22 @@ class TaperDriver:
         return self.taper.scale_target
 
     def auxiliary_loss(self, tokens: Tensor) -> Tensor:
-        """The scale loss, which needs no tokens."""
+        """Return the scale loss, which does not depend on `tokens`."""
         return self.taper.anchor_loss()
 
     def row(self) -> dict[str, float | None]:
-        """Gate and scale target, None until it is set."""
+        """Return the gate and the scale target, which is None until it is set."""
         target = self.taper.scale_target.item()
         return {"gate": self.taper.gate.item(), "scale_target": None if math.isnan(target) else target}
 
 
 def driver_of(changes: Taper | NormDriver | None) -> NormDriver | None:
-    """What drives the norms, as the trainer takes it: a taper in its adapter, FakeLN as it is, None for no change."""
+    """Return `changes` as a driver: a taper in its adapter, a driver as it is, None for unchanged norms."""
     return TaperDriver(changes) if isinstance(changes, Taper) else changes
 
 
 def norms_told(driver: NormDriver | None, constant: str = "c") -> dict[str, Any]:
-    """What result.json says of the norms: the constant of each, by this name, and the scale target."""
+    """Return the entries of result.json about the norms: the scale target, and each norm's constant as `constant`."""
     target = None if driver is None else driver.scale_target
     constants = {} if driver is None else driver.constants
     return {

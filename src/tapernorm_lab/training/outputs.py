@@ -1,9 +1,9 @@
-"""Which files a verb may write: those that are absent, and those that it wrote itself.
+"""The files that a verb may write: files that do not exist, and files that it wrote itself.
 
-A folder carries a mark, `.tapernorm.json`. It says which job the folder belongs to, and which verb wrote each file.
+A folder has a mark, `.tapernorm.json`. It names the job that the folder belongs to, and the verb that wrote each file.
 
-- A job writes into a folder that is absent, empty, or its own. Another job's folder is refused, with what differs.
-- A file is replaced only where the mark lists it.
+- A job writes into a folder that is absent, empty, or its own. Another job's folder is refused, with the differences.
+- A file is replaced only if the mark lists it.
 
 `overwrite` deletes the files that the mark lists for the other job, and nothing else.
 """
@@ -33,7 +33,7 @@ _TRAINING = (
     *("metrics.jsonl", "model.safetensors", "config.json", "generation_config.json"),
     *("result.json", "resume", "tensorboard"),
 )
-FILES = {  # kind -> names of all that a job of that kind writes into its folder; folders among them count whole
+FILES = {  # kind -> names of the files and folders that a job of that kind writes into its folder
     "corpus": ("train.jsonl", "valid.jsonl", "manifest.json"),
     "tokenizer": ("tokenizer.model", *TOKENIZER_FILES, "manifest.json"),
     **dict.fromkeys(("tokens", "blocks"), ("train.bin", "valid.bin", "manifest.json")),
@@ -47,10 +47,10 @@ _PREPARED = ("data", "tokenizer")  # of a taper: made of the user's files, and a
 
 @dataclass(frozen=True)
 class Work:
-    """One job and the folder output that belongs to it.
+    """One job that writes a folder.
 
     Attributes:
-        kind: what it makes, a key of `FILES`.
+        kind: kind of its output, a key of `FILES`.
         identity: everything that defines its output, as plain JSON values.
     """
 
@@ -63,16 +63,16 @@ class Work:
         return digest(self.identity)
 
     def is_same(self, other: "Work") -> bool:
-        """Whether both are one job; the identity of one may have been read from a file."""
+        """Whether both are the same job; the identity of one may have been read from a file."""
         return (self.kind, self.fingerprint) == (other.kind, other.fingerprint)
 
 
 @contextmanager
 def output_folder(folder: Path, work: Work, *, overwrite: bool = False) -> Iterator[None]:
-    """Hold `folder` for `work` while inside: locked, marked, and free of another job's files.
+    """Hold `folder` for `work` inside a `with` block: locked, marked, and without another job's files.
 
     Raises:
-        UserError: the folder is another job's, or holds files that no mark lists, or another process holds it.
+        UserError: the folder belongs to another job, holds files that no mark lists, or is held by another process.
     """
     require_writable(folder, work, overwrite=overwrite)
     with run_lock(folder):
@@ -88,12 +88,16 @@ def output_folder(folder: Path, work: Work, *, overwrite: bool = False) -> Itera
         try:
             yield
         finally:
-            if not _names(folder):  # nothing was written, so it is nobody's
+            if not _names(folder):  # nothing was written, so the folder belongs to no job
                 (folder / MARK).unlink(missing_ok=True)
 
 
 def require_writable(folder: Path, work: Work, *, overwrite: bool = False) -> None:
-    """Raise UserError unless `work` may write into `folder`; nothing is changed."""
+    """Check that `work` may write into `folder`, and change nothing.
+
+    Raises:
+        UserError: it may not; see `output_folder`.
+    """
     require_kind(folder, work.kind, overwrite=overwrite)
     owner = _owner_of(folder)
     if owner is None or overwrite or owner.is_same(work) or not (lost := _lost(folder, owner)):
@@ -105,12 +109,15 @@ def require_writable(folder: Path, work: Work, *, overwrite: bool = False) -> No
 
 
 def require_kind(folder: Path, kind: str, *, overwrite: bool = False) -> None:
-    """Raise UserError where `folder` holds anything but the output of a job of this kind.
+    """Check that `folder` holds nothing but the output of a job of this kind.
 
-    This is the part of `require_writable` that can be known before a job is.
+    This part of `require_writable` needs no job.
+
+    Raises:
+        UserError: it holds other files, or the output of another kind.
     """
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file, and a folder is needed: name another --out")
+        raise UserError(f"{folder} is a file, but --out must be a folder: name another --out")
     owner = _owner_of(folder)
     if owner is None and (foreign := _names(folder)):
         raise UserError(
@@ -126,10 +133,10 @@ def require_kind(folder: Path, kind: str, *, overwrite: bool = False) -> None:
 
 @contextmanager
 def output_files(paths: Iterable[Path], verb: str) -> Iterator[None]:
-    """Claim `paths` for `verb`, which writes them inside.
+    """Claim `paths` for `verb`, which writes them inside a `with` block.
 
     Raises:
-        UserError: one is there, and neither the mark beside it nor its own provenance says that tapernorm wrote it.
+        UserError: a path exists, and neither the mark beside it nor its own provenance says that tapernorm wrote it.
     """
     paths = list(paths)
     for path in paths:
@@ -149,18 +156,18 @@ def output_files(paths: Iterable[Path], verb: str) -> Iterator[None]:
 
 
 def _verb_of(kind: str) -> str:
-    """The verb whose output is of this kind, as it is typed."""
+    """Return the command whose output is of this kind."""
     return f"tapernorm {_VERBS.get(kind, kind)}"
 
 
 def _owner_of(folder: Path) -> Work | None:
-    """The job that `folder` belongs to; None: none."""
+    """Return the job that `folder` belongs to, or None."""
     job = _read_mark(folder).get("job")
     return None if job is None else Work(job["kind"], job["identity"])
 
 
 def _differences(owner: Work, work: Work) -> str:
-    """What tells one job from the other, in words."""
+    """Describe the settings in which two jobs differ."""
     theirs, ours = _leaves(owner.identity), _leaves(work.identity)
     return _some(
         f"{name.removeprefix('job.')} {_brief(theirs.get(name))} there, {_brief(ours.get(name))} here"
@@ -170,7 +177,7 @@ def _differences(owner: Work, work: Work) -> str:
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Dotted place -> value, of everything that is no mapping."""
+    """Return a mapping from dotted place to value, for every value that is not a mapping."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {k: v for key, below in value.items() for k, v in _leaves(below, f"{name}.{key}".strip(".")).items()}
@@ -188,7 +195,7 @@ def _some(words: Iterable[str]) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    """What lies in `folder`; locks, marks, leftovers of killed writers and empty folders do not count."""
+    """List the content of `folder`, without locks, marks, partial files of killed writers and empty folders."""
     return sorted(path.name for path in folder.iterdir() if not _counts_as_nothing(path)) if folder.is_dir() else []
 
 
@@ -199,25 +206,25 @@ def _counts_as_nothing(path: Path) -> bool:
 
 
 def _there(folder: Path, owner: Work) -> list[str]:
-    """The owner's files that lie in `folder`, and nowhere outside it; checkpoints of a diverged run do not count."""
+    """List the owner's files in `folder`, without checkpoints of a diverged run."""
     listed = [name for name, kind in _read_mark(folder)["files"].items() if kind == owner.kind]
     lying = set(_names(folder))
     return [name for name in listed if name in lying and not (name == "resume" and _diverged(folder / name))]
 
 
 def _lost(folder: Path, owner: Work) -> list[str]:
-    """What another job of the same kind would take from `folder`."""
+    """List the files in `folder` that another job of the same kind would delete."""
     return [name for name in _there(folder, owner) if name not in _PREPARED]
 
 
 def _diverged(resume: Path) -> bool:
-    """Whether no training can go on from these checkpoints: each is of a run that diverged."""
+    """Whether all checkpoints belong to runs that diverged, so that no training can resume from them."""
     return resume.is_dir() and all((run / "diverged.json").is_file() for run in resume.iterdir())
 
 
 @contextmanager
 def _mark_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """The mark of `folder`, to be changed inside; locked, for several jobs may write files into one folder."""
+    """Yield the mark of `folder` for changes, under a lock, because several jobs may write files into one folder."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -235,10 +242,10 @@ def _mark_of(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_mark(folder: Path) -> dict[str, Any]:
-    """The mark of `folder`; one that lists nothing where there is none.
+    """Return the mark of `folder`, or an empty mark if there is none.
 
     Raises:
-        UserError: it is damaged, so that nobody can tell whose the folder is.
+        UserError: the mark is damaged.
     """
     path = folder / MARK
     if not path.is_file():
@@ -246,17 +253,17 @@ def _read_mark(folder: Path) -> dict[str, Any]:
     mark = _object_in(path)
     whole = isinstance(mark.get("files"), dict) and ("job" not in mark or {"kind", "identity"} <= {*mark["job"]})
     if mark.get("schema_version") != SCHEMA_VERSION or not whole:
-        raise UserError(f"{path} is damaged, so that whose folder this is cannot be told: name another --out")
+        raise UserError(f"{path} is damaged, so that the owner of the folder is unknown: name another --out")
     return mark
 
 
 def _tells_its_origin(path: Path) -> bool:
-    """Whether a JSON file carries what every result of tapernorm carries."""
+    """Whether a JSON file has the entries that every result of tapernorm has."""
     return path.is_file() and {"schema_version", "kind", "provenance"} <= _object_in(path).keys()
 
 
 def _object_in(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where it holds none."""
+    """Return the object in a JSON file, or an empty one if it holds none."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""The processes that train one model together, a device each: the only place that knows of torch.distributed.
+"""The processes (ranks) that train one model together, one per device. No other module uses torch.distributed.
 
-A process by itself is rank 0 of 1, and nothing here then does anything but hand back what it was given. Every rank
-calls the functions that exchange something in the same order, so whether one is called may hang on the step and on
-what all ranks share, never on a rank's own data.
+A single process is rank 0 of 1, and these functions then return their input. All ranks must call the functions that
+communicate in the same order. Whether one is called may therefore depend on the step and on shared values, but not on
+a rank's own data.
 """
 
 import ctypes
@@ -29,17 +29,17 @@ from .stop_signals import SIGNALS, Stopped, requested
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(minutes=30)  # with a rank that lives and says nothing, rank 0 writing a checkpoint for instance
+_PATIENCE = timedelta(minutes=30)  # timeout for a silent rank, for example rank 0 while it writes a checkpoint
 _SHUTDOWN_S = 120  # after SIGTERM, before SIGKILL: time for a last checkpoint
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
 def joined(devices: int, device: torch.device) -> Iterator[None]:
-    """Be one of the `devices` ranks that torchrun has started, while inside; each takes a CUDA device of its own.
+    """Join the `devices` ranks that torchrun has started, inside a `with` block; each takes one CUDA device.
 
     Raises:
-        UserError: another number was started.
+        UserError: another number of ranks was started.
     """
     require_ranks(devices, int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1)
     if devices == 1:
@@ -55,30 +55,38 @@ def joined(devices: int, device: torch.device) -> Iterator[None]:
         yield
         done = True
     finally:
-        if done or backend == "gloo":  # NCCL's farewell would wait for ranks that are waiting for this one
+        if done or backend == "gloo":  # after an error, NCCL's shutdown would deadlock with waiting ranks
             dist.destroy_process_group()
 
 
 def leads() -> bool:
-    """Whether this is rank 0, the one that writes."""
+    """Whether this process is rank 0, the only one that writes."""
     return rank() == 0
 
 
 def require_ranks(devices: int, started: int | None = None) -> None:
-    """Raise UserError where other than `devices` processes train; started: so many, or as many as have met."""
+    """Check that `devices` processes train.
+
+    Args:
+        devices: hardware.devices_per_job.
+        started: number of processes that were started; None: the number of ranks that have joined.
+
+    Raises:
+        UserError: the numbers differ.
+    """
     started = count() if started is None else started
     if devices != started:
         raise UserError(
-            f"hardware.devices_per_job is {devices} and {started} process{'es' * (started > 1)} train: the verbs of "
-            f"`tapernorm` start as many as it says, or start them yourself: torchrun --nproc-per-node {devices}"
+            f"hardware.devices_per_job is {devices}, but {started} process{'es' * (started > 1)} train: use a "
+            f"`tapernorm` command, which starts them, or start them with torchrun --nproc-per-node {devices}"
         )
 
 
 def share_of(rows: Tensor) -> Tensor:
-    """This rank's rows of a batch (B, ...): shares are equal and contiguous.
+    """Return this rank's rows of a batch (B, ...): shares are equal and contiguous.
 
     Raises:
-        UserError: B is no multiple of the number of ranks, so that a mean over ranks would not be one over rows.
+        UserError: B is not a multiple of the number of ranks. A mean over ranks would then differ from that over rows.
     """
     if len(rows) % count():
         raise UserError(
@@ -89,10 +97,10 @@ def share_of(rows: Tensor) -> Tensor:
 
 
 def dealt(items: Iterable[T]) -> Iterator[T]:
-    """This rank's items of `items`: every so many-th. All ranks iterate over as many.
+    """Yield this rank's items of `items`, which are dealt out to the ranks in turn.
 
     Raises:
-        Stopped: a rank was asked to stop, after each rank has dealt with an item.
+        Stopped: a rank was asked to stop; raised on all ranks after each has processed its item.
     """
     for number, item in enumerate(items):
         if number % count() == rank():
@@ -102,13 +110,13 @@ def dealt(items: Iterable[T]) -> Iterator[T]:
 
 
 def asked_to_stop() -> Signals | None:
-    """The signal that asked this process or another rank to stop; on all ranks, or on none of them."""
+    """Return the signal that asked any rank to stop, or None; all ranks get a signal, or none does."""
     asked = requested()
     return (asked or Signals.SIGTERM) if gathered([float(asked is not None)]).any() else None
 
 
 def stop_if_asked() -> None:
-    """Raise Stopped on every rank where one of them was asked to stop."""
+    """Raise Stopped on every rank if one of them was asked to stop."""
     if (asked := asked_to_stop()) is not None:
         raise Stopped(asked)
 
@@ -116,8 +124,8 @@ def stop_if_asked() -> None:
 def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sum the gradients over the ranks, in place.
 
-    One that is missing counts as zero on a rank that lacks it, and stays missing where no rank has it: the optimizer
-    then leaves its parameter alone, as it does in a single process. (A tapered norm's two gains take turns at it.)
+    A missing gradient counts as zero on a rank that lacks it. If no rank has it, it stays missing, and the optimizer
+    skips the parameter as in a single process. This happens to one of a tapered norm's two gains at g = 0 and g = 1.
     """
     if count() == 1:
         return
@@ -133,17 +141,17 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def gathered(values: Sequence[float]) -> Tensor:
-    """The values (n,) of every rank, (ranks, n) float64 on the CPU."""
+    """Gather the values (n,) of every rank; returns (ranks, n) float64 on the CPU."""
     every = torch.zeros(count(), len(values), dtype=torch.float64)
     every[rank()] = torch.tensor(values, dtype=torch.float64)
     if count() > 1:
         every = every.to("cuda" if dist.get_backend() == "nccl" else "cpu")
-        sum_in_place(every)  # to the other ranks' rows, each adds nothing
+        sum_in_place(every)  # each rank adds zeros to the rows of the others
     return every.cpu()
 
 
 def from_leader(make: Callable[[], T]) -> T:
-    """What `make` returns on rank 0, which alone calls it, on every rank; likewise a UserError that it raises."""
+    """Call `make` on rank 0 only; return its result, or raise its UserError, on every rank."""
     if count() == 1:
         return make()
     outcome: list[Any] = [None, None]
@@ -163,15 +171,17 @@ def from_leader(make: Callable[[], T]) -> T:
 def start_ranks(devices: int, words: Sequence[str], *, program: str) -> bool:
     """Run `program WORDS` in `devices` processes and wait for them.
 
-    Torchrun's own launcher watches them: where one ends badly it ends the others, and the signals that it gets it hands
-    on. Returns False, having started none, where this is one of them.
+    Torchrun's launcher watches them. It ends all processes if one fails, and forwards its signals to them. In a process
+    that this launcher started, return False and start none.
 
     Args:
-        program: the module of the command line, that `python -m` runs.
+        devices: number of processes.
+        words: command-line arguments.
+        program: module that `python -m` runs.
 
     Raises:
-        UserError: one of them ended badly, and so the others were ended.
-        Stopped: this process was asked to stop, and they have stopped.
+        UserError: a process failed, and the others were ended.
+        Stopped: this process was asked to stop, and the others have stopped.
     """
     if dist.is_torchelastic_launched():
         return False
@@ -197,13 +207,13 @@ def start_ranks(devices: int, words: Sequence[str], *, program: str) -> bool:
 
 
 def _failure(codes: Mapping[int, int]) -> UserError | Stopped:
-    """What a job has come to whose ranks ended with these exit codes, a negative one being a signal's number."""
+    """Return the error of a job whose ranks ended with these exit codes; a negative code is a signal's number."""
     stopped = {code for number in SIGNALS for code in (-number, 128 + number)}  # asked to, or ended by the launcher
     ended = {rank: code for rank, code in codes.items() if code not in stopped}
     if not ended:
         return Stopped(signal.SIGTERM)
     told = [f"rank {r} {signal.Signals(-c).name if c < 0 else f'exit code {c}'}" for r, c in ended.items()]
     return UserError(
-        f"the training has ended with {', '.join(told)}; see above what they said. The same command goes on from the "
-        "last checkpoint"
+        f"the training has ended with {', '.join(told)}; their messages are above. Run the same command again to "
+        "resume from the last checkpoint"
     )

@@ -1,8 +1,8 @@
-"""Resume checkpoints: plain tensors and numbers, written whole, verified on load, the last two kept.
+"""Resume checkpoints: plain tensors and numbers, written atomically and verified on load. The last two are kept.
 
-A file is named step-{step}.{sha256 of its content}.pt, so that one rename publishes content and
-checksum together. A checkpoint holds the fingerprint of what defines the run's numbers. It streams to the
-disk and is mapped from there: the optimizer's state may be larger than the memory that is left.
+A file is named step-{step}.{sha256 of its content}.pt, so that one rename publishes content and checksum together. A
+checkpoint holds the fingerprint of the settings and data that define the run's numbers. It is streamed to disk and
+memory-mapped on load, because the optimizer's state may be larger than the free memory.
 """
 
 import hashlib
@@ -19,15 +19,16 @@ from tapernorm.util.errors import UserError
 
 from .run_lock import require_folders
 
-_DIGITS = 16  # of the sha256 that a file name carries
-_KEPT = 2
+_DIGITS = 16  # hexadecimal digits of the sha256 in a file name
+_KEPT = 2  # checkpoints that are kept
 
 
 class Checkpoints:
     """The checkpoints of one run in `folder`.
 
     Args:
-        fingerprint: digest of everything that defines the run's numbers; others never load.
+        folder: where the files lie.
+        fingerprint: digest of everything that defines the run's numbers; a checkpoint with another one is refused.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
@@ -35,7 +36,7 @@ class Checkpoints:
         self.fingerprint = fingerprint
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write the state after `step` optimizer steps, then drop all but the newest two.
+        """Write the state after `step` optimizer steps, then delete all but the newest two checkpoints.
 
         Raises:
             UserError: the run folder was deleted or moved since this process locked it, or the disk is full.
@@ -52,7 +53,7 @@ class Checkpoints:
             old.unlink()
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole; a damaged one is removed, and said so."""
+        """Return the newest undamaged checkpoint, or None; remove damaged ones with a warning."""
         files = self._files()
         while files:
             path = files.pop()
@@ -60,11 +61,11 @@ class Checkpoints:
                 return path
             instead = f"falling back to {files[-1].name}" if files else "starting anew"
             print(f"checkpoint {path} is damaged and removed; {instead}", file=sys.stderr)
-            path.unlink()  # else it would count as one of the two that are kept
+            path.unlink()  # otherwise it would count as one of the two that are kept
         return None
 
     def load(self, path: Path) -> tuple[int, dict[str, Any]]:
-        """(step, state) of the checkpoint that `latest` found; its tensors are views of the file.
+        """Return (step, state) of the checkpoint that `latest` found; its tensors are views of the file.
 
         Raises:
             UserError: it belongs to a run with other settings or other data.
@@ -82,10 +83,10 @@ class Checkpoints:
 
 
 class HashedWriter:
-    """A file for `torch.save` that hashes what passes through it.
+    """A file for `torch.save` that hashes its content.
 
-    PyTorch writes from C++, which turns an error of the file into one of its own that no longer says what
-    was wrong. The first error is therefore kept, what follows it is dropped, and it is raised at the end.
+    PyTorch writes from C++, which replaces an error of the file by an uninformative one. The first error is therefore
+    kept and raised at the end, and later writes are dropped.
     """
 
     def __init__(self) -> None:
@@ -95,10 +96,10 @@ class HashedWriter:
 
     @contextmanager
     def to(self, path: Path) -> Iterator[None]:
-        """Write to `path` while inside.
+        """Write to `path` inside a `with` block.
 
         Raises:
-            OSError: what kept the file from being written.
+            OSError: the file cannot be written.
         """
         with open(path, "wb") as self._file:
             yield
@@ -119,8 +120,8 @@ class HashedWriter:
         self._hash.update(content)
 
     def flush(self) -> None:
-        """Nothing to do before the file is closed; `torch.save` wants it there."""
+        """Do nothing; `torch.save` requires this method."""
 
     def hexdigest(self) -> str:
-        """SHA-256 of all that was written."""
+        """Return the SHA-256 of everything that was written."""
         return self._hash.hexdigest()

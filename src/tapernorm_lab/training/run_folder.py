@@ -1,8 +1,8 @@
-"""The run folder of a training job: one process at a time, resume, publication of the results (method.md section 9).
+"""The run folder of a training job: its lock, resume state and published results (method.md section 9).
 
-A running job keeps `resume/{fingerprint}/` beside its results: checkpoints and growing metrics. Workflow engines delete
-declared outputs before each start, so none of these is declared. The folder belongs to one job (`outputs`): another job
-is refused there while results or checkpoints of the first one lie in it.
+A running job keeps checkpoints and growing metrics in `resume/{fingerprint}/` beside its results. Workflow engines
+delete declared outputs before each start, so none of these is declared. The folder belongs to one job (`outputs`).
+Another job is refused there while it holds results or checkpoints of the first.
 """
 
 import json
@@ -35,21 +35,23 @@ from .validation_loss import Evaluation
 
 SCHEMA_VERSION = 1
 RESULT_FILES = ("metrics.jsonl", "model.safetensors", "config.json", "result.json")
-_NUMERICS = 2  # raised when the code changes what a job computes: checkpoints of older code then never load
+_NUMERICS = 2  # raise it when the code changes a job's numbers, so that checkpoints of older code are refused
 
 
 def training_work(kind: str, job: Strict, data: Any) -> Work:
-    """A training as the owner of its folder: its identity is all that defines its numbers.
+    """Return a training as the owner of its folder; its identity is everything that defines its numbers.
 
     Args:
-        data: hashes of what it trains on.
+        kind: kind of its output, a key of `outputs.FILES`.
+        job: its settings.
+        data: hashes of its data.
     """
     identity = {"numerics": _NUMERICS, "job": job.model_dump(mode="json"), "data": data}
     return Work(kind, json.loads(canonical_json(identity)))
 
 
 def fingerprint_of(job: Strict, data: Any) -> str:
-    """Digest of everything that defines a job's numbers: settings, data, and what the code computes."""
+    """Return the digest of everything that defines a job's numbers: settings, data and `_NUMERICS`."""
     return training_work("", job, data).fingerprint
 
 
@@ -62,13 +64,13 @@ def run_training(
     *,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Take `out` for `work`, then run (or resume) it there as `train_in` does; returns the result.
+    """Take `out` for `work`, then run or resume the training there as `train_in` does, and return the result.
 
     Args:
         overwrite: delete another job's results and checkpoints in `out`.
 
     Raises:
-        UserError: as `train_in`; or `out` is another job's, or another process holds it.
+        UserError: as `train_in`; or `out` belongs to another job, or another process holds it.
     """
     with ExitStack() as held:
         from_leader(lambda: held.enter_context(output_folder(out, work, overwrite=overwrite)))
@@ -85,22 +87,25 @@ def train_in(
     *,
     derived: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run (or resume) the trainer that `make_trainer` builds; publish into `out`, which is held.
+    """Run or resume the trainer that `make_trainer` builds, and publish its results into `out`.
+
+    The caller holds `out`. Every rank returns the result; only rank 0 writes.
 
     Args:
-        kind: what result.json says it is.
-        fingerprint: digest of all that defines the numbers; checkpoints of others never load.
-        details: what result.json holds besides the job, its values and its provenance.
-        derived: what may lie in `out` that was made from the results: an earlier run's is removed.
-
-    Returns the result, on every rank that trains, of which rank 0 alone writes.
+        out: run folder.
+        kind: the `kind` in result.json.
+        job: settings of the training.
+        fingerprint: digest of everything that defines the numbers; a checkpoint with another one is refused.
+        make_trainer: builds the trainer; not called if `out` holds the finished run.
+        details: further entries of result.json, besides job, values and provenance.
+        derived: names of files made from the results, which are removed if an earlier run left them.
 
     Raises:
-        UserError: result.json is damaged, `out` was deleted or moved meanwhile, or the run diverged.
+        UserError: result.json is damaged, `out` was deleted or moved, or the run diverged.
     """
     if (done := from_leader(lambda: _finished(out, fingerprint))) is not None:
         return done
-    commit = code_commit()  # of what runs here: by the end of a long training, other code may lie in its place
+    commit = code_commit()  # taken now, because the checkout may change during a long training
     trainer = make_trainer()
     score = trainer.run()
 
@@ -121,7 +126,9 @@ def train_in(
 
 
 def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The result in `out`, if it is this run's and its files are whole; a damaged config.json is written again.
+    """Return the result in `out` if it is this run's and its files are undamaged, else None.
+
+    A damaged config.json is written again.
 
     Raises:
         UserError: result.json is damaged.
@@ -129,7 +136,7 @@ def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
     remove_partials(out / "resume" / fingerprint)
     result = read_json(out / "result.json") if (out / "result.json").is_file() else None
     if result is None or result["provenance"].get("fingerprint") != fingerprint or "diverged" in result:
-        return None  # nothing, another run's, or one whose marker says again that it diverged
+        return None  # no result, another run's, or a diverged run, which the trainer refuses again
     for name, entry in result["files"].items():
         if _is_whole(out / name, entry):
             continue
@@ -138,7 +145,7 @@ def _finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
             return None
         write_json(out / name, result["config"])
     too_late()
-    print(f"{out} holds this very run, finished: nothing to do", file=sys.stderr)
+    print(f"{out} already holds the finished run: nothing to do", file=sys.stderr)
     discard(out / "resume")
     return result
 
@@ -148,7 +155,7 @@ def _publish(
 ) -> dict[str, Any]:
     """Write the results of a run into `out`, result.json last."""
     require_folders()
-    for name in ("result.json", *derived):  # an earlier run's: it vouches for the files beside it
+    for name in ("result.json", *derived):  # result.json must never stand beside files of another run
         discard(out / name)
     with whole_file(out / "metrics.jsonl") as temporary:
         shutil.copyfile(trainer.plan.folder / "metrics.jsonl", temporary)
@@ -161,7 +168,7 @@ def _publish(
         "config": read_json(out / "config.json"),
         "provenance": origin,
     }
-    too_late()  # the results of a job that fails are deleted by workflow engines, and its checkpoints go now
+    too_late()  # a job that stops from here on would lose its checkpoints, and its results to the workflow engine
     write_json(out / "result.json", result)
     discard(out / "resume")
     return result
@@ -172,16 +179,16 @@ def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
 
 
 def require_vocabulary(vocab_size: int, manifest: dict[str, Any], folder: Path) -> None:
-    """Raise UserError where a model's vocabulary is not that of the tokens in `folder`, by their manifest."""
+    """Raise UserError if a model's vocabulary size differs from that of the tokens in `folder`, by their manifest."""
     if manifest["vocab_size"] != vocab_size:
         raise UserError(
-            f"{folder} has a vocabulary of {manifest['vocab_size']} and the model one of {vocab_size}: "
-            "make the tokens again with the model's tokenizer, or take another model"
+            f"{folder} has a vocabulary of {manifest['vocab_size']}, but the model one of {vocab_size}: "
+            "run `tapernorm tokens` with the model's tokenizer, or use another model"
         )
 
 
 def data_hashes(manifest: dict[str, Any]) -> dict[str, str]:
-    """Split -> sha256 of its tokens, from the manifest of a token folder."""
+    """Return a mapping from split to the sha256 of its tokens, from the manifest of a token folder."""
     return {name: split["sha256"] for name, split in manifest["splits"].items()}
 
 

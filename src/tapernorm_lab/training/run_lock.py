@@ -13,13 +13,13 @@ from tapernorm.util.atomic_files import remove_partials
 from tapernorm.util.errors import UserError
 
 LOCK = "lock"
-_held: dict[Path, IO[str]] = {}  # by this process
+_held: dict[Path, IO[str]] = {}  # lock files that this process holds
 _waited_s = {"a lock": 0.0, "a GPU slot": 0.0}
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` while inside; partial files of writers that were killed are cleared first.
+    """Hold the lock of `folder` inside a `with` block; first remove partial files of killed writers.
 
     Raises:
         UserError: another process holds it; the message names that process.
@@ -32,7 +32,7 @@ def run_lock(folder: Path) -> Iterator[None]:
             file.seek(0)
             raise UserError(
                 f"{folder} is in use by {file.read().strip() or 'another process'}: "
-                "wait for it, or stop it, and run this again"
+                "wait for it or stop it, then run the command again"
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}\n")
@@ -46,12 +46,12 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def require_folders() -> None:
-    """Raise UserError where a folder that this process has locked was deleted or moved since."""
+    """Raise UserError if a folder that this process has locked was deleted or moved since."""
     for path, file in _held.items():
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
             raise UserError(
-                f"{path.parent} was deleted or moved while this was writing into it: run the same command again, which "
-                "starts anew, or from the last checkpoint where the folder is back in its place"
+                f"{path.parent} was deleted or moved during the run. Run the same command again: it resumes from the "
+                "last checkpoint if the folder is back in its place, and starts from step 0 otherwise"
             )
 
 

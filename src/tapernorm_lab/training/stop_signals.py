@@ -1,8 +1,8 @@
-"""Asked to stop (SIGTERM from a scheduler, SIGINT from Ctrl-C), a training finishes its micro-batch.
+"""Stop signals: SIGTERM from a scheduler, and SIGINT from Ctrl-C.
 
-A step with more micro-batches to come is dropped, and the same command does it again. Outside `until_safe` such a
-signal raises `Stopped` at once; inside, it waits until the code there looks at `requested`. A second signal ends the
-process where it stands, for those who cannot wait; its checkpoints are whole all the same.
+A training finishes its micro-batch. It drops an unfinished step, which the same command repeats. Outside `until_safe`
+a signal raises `Stopped` at once; inside, the code there asks `requested`. A second signal ends the process
+immediately; its checkpoints are undamaged even then.
 """
 
 import os
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_SAME_S = 2.0  # launchers forward what the terminal or scheduler sends as well: so close together, two signals are one
+_SAME_S = 2.0  # two signals within this time count as one, because launchers forward those of terminal and scheduler
 
 
 class Stopped(BaseException):
-    """The process was asked to stop; not an error, and handlers of errors must not swallow it.
+    """The process was asked to stop. It is not an `Exception`, so that handlers of errors do not catch it.
 
     Attributes:
-        exit_code: 128 + signal, as shells say it: not zero, so a workflow engine starts the job again.
+        exit_code: 128 + signal, as in shells; not zero, so that a workflow engine starts the job again.
     """
 
     def __init__(self, received: signal.Signals) -> None:
         super().__init__(
-            f"stopped by {received.name}, nothing half-written is left: the same command goes on, training from its "
-            "last checkpoint"
+            f"stopped by {received.name}; all written files are complete. Run the same command again to resume; a "
+            "training resumes from its last checkpoint"
         )
         self.exit_code = 128 + received
 
@@ -44,18 +44,18 @@ _state = _State()
 
 
 def requested() -> signal.Signals | None:
-    """The signal that asked this process to stop, if any."""
+    """Return the signal that asked this process to stop, or None."""
     return _state.received
 
 
 def too_late() -> None:
-    """Ignore further signals until `stoppable` ends: the work is done, what is left of it takes a moment."""
+    """Ignore further signals until `stoppable` ends, because the job is almost done."""
     _state.too_late = True
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into `Stopped` while inside; the handlers of before come back at the end."""
+    """Turn SIGTERM and SIGINT into `Stopped` inside a `with` block, and restore the previous handlers at its end."""
     global _state
     _state = _State()
     before = {number: signal.signal(number, _receive) for number in SIGNALS}
@@ -69,7 +69,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def until_safe() -> Iterator[None]:
-    """Inside, a signal is only noted: the code there asks `requested`. Its end raises `Stopped` where one was."""
+    """Only record a signal inside a `with` block, where the code asks `requested`; raise `Stopped` at its end."""
     _state.waiting = True
     try:
         yield
@@ -88,7 +88,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
         if not _state.waiting:
             raise Stopped(received)
         note = f"{received.name}: stopping after this micro-batch; a second one ends it at once\n"
-        os.write(2, note.encode())  # print is not for signal handlers: one that it interrupts may be printing
+        os.write(2, note.encode())  # not print, which is not reentrant: the signal may have interrupted one
     elif now - _state.received_at > _SAME_S:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(received)

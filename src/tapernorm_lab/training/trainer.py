@@ -1,10 +1,10 @@
-"""The one trainer: a loop over optimizer steps that can be killed anywhere and resumed bitwise.
+"""The trainer: a loop over optimizer steps that can be killed at any point and resumes bitwise.
 
-Step k is a function of (settings, k, state): the batch, the learning rate and the gate are pure
-functions of k, so nothing is fast-forwarded on resume, and evaluation or logging cannot shift training.
+Step k is a function of (settings, k, state). The batch, the learning rate and the gate are pure functions of k. Nothing
+is therefore replayed on resume, and evaluation or logging cannot change the training.
 
-Several processes may train one model, a device each (`ranks`). Each takes its share of the rows of every batch; what
-an optimizer step sees, the gradients, the norms' statistics and the losses, is that of the whole batch on all of them.
+Several processes may train one model, one per device (`ranks`). Each takes its share of the rows of every batch. The
+gradients, the norms' statistics and the losses of an optimizer step are those of the whole batch on every process.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapernorm.architectures import architecture_of, vocabulary_of
+from tapernorm.architectures import architecture_of, output_head, vocabulary_of
 from tapernorm.scale_loss import ScaleProbe
 from tapernorm.taper import Taper
 from tapernorm.util.atomic_files import read_json, write_json
@@ -24,28 +24,33 @@ from tapernorm.util.distributed import rank, sum_over_ranks
 from tapernorm.util.progress import Progress
 from tapernorm.util.rng import seed_dropout
 
+from ..models.output_head import logits_by_chunk
 from .find_overflow import Diverged, find_overflow
 from .metrics import MetricsFile, NoMetrics, StepMeter, gradient_norm, parameter_groups
 from .norm_driver import NormDriver, driver_of
-from .plan import Plan
+from .plan import Plan, settle_linear_kernel
 from .ranks import asked_to_stop, from_leader, leads, require_ranks, share_of, stop_if_asked, sum_gradients
 from .resume_checkpoints import Checkpoints
 from .stop_signals import Stopped, until_safe
 from .training_loss import checkpoint_activations, compiled_loss, training_loss
 from .validation_loss import Evaluation
 
-_EXPLODED = 1.5  # times log(vocabulary): a random model begins at about 1
+_EXPLODED = 1.5  # multiple of log(vocabulary) above which a loss is reported; a random model starts at about 1
 
 
 class Trainer:
-    """Trains `model` by `plan`, resuming from its newest checkpoint.
+    """Train `model` by `plan`, from its newest checkpoint if there is one.
+
+    The kernel of its linear maps is this process's from then on.
 
     Raises:
-        UserError: other than hardware.devices_per_job processes train, or the optimizer lacks a norm's parameter.
+        UserError: the number of processes is not hardware.devices_per_job, the optimizer lacks a norm's parameter, or
+            this PyTorch lacks the kernel that hardware.linear names.
     """
 
     def __init__(self, model: nn.Module, changes: Taper | NormDriver | None, plan: Plan) -> None:
         require_ranks(plan.hardware.devices_per_job)
+        plan = settle_linear_kernel(plan, model)
         self.model, self.driver, self.plan = model, driver_of(changes), plan
         self.device = next(model.parameters()).device
         self.optimizer = plan.optimisation.optimizer(model)
@@ -60,18 +65,18 @@ class Trainer:
         self.loss = compiled_loss(self.driver, self.device, plan.label) if plan.hardware.compile else training_loss
         self.checkpoints = Checkpoints(plan.folder, plan.fingerprint)
         self._marker = plan.folder / "diverged.json"
-        self.elapsed_s = 0.0  # training time, over all resumes
-        self._metrics_bytes = 0  # of the metrics file, at the last checkpoint
-        self._unvalidated = False  # the validation after the last step was not finished
-        self._exploded = False  # the loss has been told to be
+        self.elapsed_s = 0.0  # training time over all attempts
+        self._metrics_bytes = 0  # size of the metrics file at the last checkpoint
+        self._unvalidated = False  # whether the validation after the last step was interrupted
+        self._exploded = False  # whether a very large loss has been reported
 
     def run(self) -> Evaluation:
-        """Train to the last step; the validation score of the finished model.
+        """Train to the last step, and return the validation score of the finished model.
 
         Raises:
-            Diverged: now, or in an earlier attempt at the same run, which is not repeated.
-            Stopped: by a signal, after the micro-batch at hand and a checkpoint; a step or a validation that was not
-                finished is done again by the next attempt.
+            Diverged: the run diverged now, or in an earlier attempt, which is not repeated.
+            Stopped: a signal arrived. The current micro-batch was finished and a checkpoint written; the next attempt
+                repeats an unfinished step or validation.
         """
         self._refuse_known_divergence()
         start = self._resume()
@@ -107,10 +112,10 @@ class Trainer:
         return self.plan.validate() if self.plan.tolerant else self._score(self.plan.steps - 1)
 
     def step(self, k: int) -> dict[str, Any]:
-        """Optimizer step k; returns its metrics.
+        """Do optimizer step k, and return its metrics.
 
         Raises:
-            Diverged, Stopped: before anything was updated, and what the norms observed in this step is dropped.
+            Diverged, Stopped: nothing was updated, and the norms' statistics of this step are dropped.
         """
         seed_dropout(self.plan.seed, k, rank())
         lr = self.plan.optimisation.lr_at(k)
@@ -126,7 +131,7 @@ class Trainer:
         return row
 
     def _losses_and_gradients(self, k: int, lr: float) -> tuple[dict[str, Any], Tensor]:
-        """Metrics of step k, all finite, and the norm of the gradients that it leaves in the parameters."""
+        """Compute the gradients of step k; return its metrics, all finite, and the global gradient norm."""
         meter = StepMeter() if self._is_logged(k) else None
         losses = self._accumulate(*self.plan.batch_at(k), meter)
         sum_gradients(self.parameters)
@@ -153,9 +158,9 @@ class Trainer:
         return k % self.plan.optimisation.log_every == 0 or k == self.plan.steps - 1
 
     def _accumulate(self, inputs: Tensor, targets: Tensor, meter: StepMeter | None) -> Tensor:
-        """This rank's part, micro-batch by micro-batch, of the means over the whole batch (B, T).
+        """Accumulate this rank's part of the means over the whole batch (B, T), micro-batch by micro-batch.
 
-        Returns (CE, weighted auxiliary loss), (2,) float64; the gradients of their sum are left in the parameters.
+        Returns (CE, weighted auxiliary loss), (2,) float64. The gradients of their sum are left in the parameters.
         """
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         batch = len(inputs)
@@ -167,11 +172,13 @@ class Trainer:
             share = len(some) / batch
             some, theirs = (part.to(self.device, non_blocking=True) for part in (some, theirs))
             with self._precision():
-                ce, aux, logits = self.loss(self.model, self.driver, some, theirs)
+                ce, aux, hidden = self.loss(self.model, self.driver, some, theirs)
             ((ce + aux) * share).backward()
             sums += torch.stack([ce.detach(), aux.detach()]) * share
             if meter is not None:
-                meter.add(share, logits, self.probe.scale(self.final_norm))
+                with self._precision():
+                    logits = logits_by_chunk(output_head(self.model), hidden)
+                    meter.add(share, logits, self.probe.scale(self.final_norm))
         return sums
 
     def _precision(self) -> torch.autocast:
@@ -210,26 +217,26 @@ class Trainer:
         self._require_finite(
             k,
             {"validation cross-entropy": score.ce},
-            then="the last, and nothing is published" if last else "stopped before another update",
+            then="it was the last step, and nothing is published" if last else "stopped before another update",
         )
         return score
 
     def _checkpoint(self, done: int, metrics: MetricsFile | NoMetrics, *, now: bool) -> None:
         if now or self._is_kept(done):
             self._metrics_bytes = metrics.sync()
-            from_leader(lambda: self.checkpoints.save(done, self._state()))  # no rank may end before it is written
+            from_leader(lambda: self.checkpoints.save(done, self._state()))  # all ranks wait until it is written
 
     def _is_kept(self, done: int) -> bool:
         return done % self.plan.hardware.checkpoint_every == 0 or done == self.plan.steps
 
     def _drop_step(self, k: int, metrics: MetricsFile | NoMetrics) -> None:
-        """Forget the gradients of step k, which was not finished, and keep the state before it."""
+        """Drop the gradients of the unfinished step k, and write a checkpoint of the state before it."""
         self.optimizer.zero_grad()
         if not self._is_kept(k):
             self._checkpoint(k, metrics, now=True)
 
     def _after_divergence(self, k: int, metrics: MetricsFile | NoMetrics, error: Diverged) -> Diverged:
-        """Keep the state before step k, unless it is not finite itself; the error, with what was salvaged."""
+        """Write a checkpoint before step k if the weights are finite; return the error, with the salvage message."""
         if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
             return error
         if not self._is_kept(k):
@@ -251,7 +258,7 @@ class Trainer:
         }
 
     def _resume(self) -> int:
-        """Load the newest checkpoint, if any; the number of steps already done."""
+        """Load the newest checkpoint if there is one, and return the number of steps already done."""
         found = from_leader(self.checkpoints.latest)
         if found is None:
             return 0
@@ -261,20 +268,20 @@ class Trainer:
         if self.driver is not None:
             self.driver.load_state_dict(state["driver"])
         self.elapsed_s, self._metrics_bytes = state["elapsed_s"], state["metrics_bytes"]
-        self._unvalidated = state.get("unvalidated", False)  # no key: a checkpoint of an earlier version
+        self._unvalidated = state.get("unvalidated", False)  # checkpoints of earlier versions lack the key
         if leads():
             print(f"{self.plan.label}: resuming after step {step} of {self.plan.steps}", file=sys.stderr)
         return step
 
     def _tell_of_explosion(self, row: dict[str, Any]) -> None:
-        """Say once that the loss is far worse than that of guessing; a run goes on, for most spikes pass."""
+        """Warn once if the loss is far above that of uniform guessing; training continues, as most spikes pass."""
         guessing = math.log(vocabulary_of(self.model))
         if not self._exploded and row["ce"] > _EXPLODED * guessing:
             self._exploded = True
             if leads():
                 print(
-                    f"{self.plan.label}: step {row['step']} has a cross-entropy of {row['ce']:.4g}, and guessing has "
-                    f"{guessing:.3g}; it may pass, so training goes on. If it stays, {self.plan.remedy}",
+                    f"{self.plan.label}: step {row['step']} has a cross-entropy of {row['ce']:.4g}; uniform guessing "
+                    f"has {guessing:.3g}. Training continues. If the loss stays high, {self.plan.remedy}",
                     file=sys.stderr,
                 )
 
@@ -293,14 +300,14 @@ class Trainer:
         message = (
             f"{self.plan.label}: {bad} is not finite at step {k}; {then}{self._where_it_broke(k)}. The last good "
             f"state stays in {self.plan.folder}. The same run would diverge again and is refused: {self.plan.remedy}, "
-            f"or delete {self._marker} to try it all the same"
+            f"or delete {self._marker} to run it again"
         )
         marker = {"fingerprint": self.plan.fingerprint, "step": k, "tensor": bad, "message": message}
         from_leader(lambda: write_json(self._marker, marker))
         raise Diverged(message)
 
     def _where_it_broke(self, k: int) -> str:
-        """What the forward passes of step k, each run once more, say of it; nothing where all of them are finite."""
+        """Repeat the forward passes of step k and describe the first overflow; empty if all values are finite."""
         seed_dropout(self.plan.seed, k, rank())
         inputs, _ = self.plan.batch_at(k)
         gate = "" if self.driver is None or "gate" not in (row := self.driver.row()) else f" (gate {row['gate']:.3g})"

@@ -1,4 +1,4 @@
-"""The loss of a training step, compiled where asked, and what its forward pass keeps for the backward pass."""
+"""The loss of a training step, optionally compiled, and activation checkpointing."""
 
 import sys
 from collections.abc import Callable
@@ -8,29 +8,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapernorm.architectures import logits_of
+from tapernorm.architectures import hidden_of, output_head
 from tapernorm.models.decoder import Decoder
-from tapernorm.util.compiler import require_compiler
+from tapernorm.util.compiler import has_compiler
 
+from ..models.output_head import IGNORED, head_cross_entropy
 from .norm_driver import NormDriver
 from .ranks import leads
 
-IGNORED = -100  # a target that does not count, as cross_entropy has it
-_MOST_FORMS = 8  # of a model's norms, for which compiling each pays
+_MOST_FORMS = 8  # most forms of a model's norms for which compilation saves time
 
 
 def next_tokens(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of blocks (B, T): the last token of a block has no target, end-of-text is one like others."""
+    """Return inputs and targets of blocks, both (B, T). The last token of a block has no target.
+
+    End-of-text is a target like any other token.
+    """
     targets = torch.full_like(rows, IGNORED)
     targets[:, :-1] = rows[:, 1:]
     return rows, targets
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Nats of targets (..., T) by logits (..., T, V), in float32 or wider; `IGNORED` targets do not count.
+    """Return the cross-entropy in nats of targets (..., T) and logits (..., T, V), computed in float32 or wider.
+
+    `IGNORED` targets do not count.
 
     Args:
-        reduction: mean or sum, a scalar; none: a loss for each target, (... T,).
+        logits: (..., T, V).
+        targets: (..., T) int64.
+        reduction: mean or sum for a scalar; none for one loss per target, flattened.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     flat = logits.flatten(0, -2).to(wide)
@@ -38,7 +45,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Keep no activation inside a block: each block runs again in the backward pass, with the same dropout."""
+    """Switch on activation checkpointing: each block runs again in the backward pass, with the same dropout."""
     if isinstance(model, Decoder):
         model.model.checkpoint_activations = True
     else:
@@ -49,25 +56,32 @@ def checkpoint_activations(model: nn.Module) -> None:
 def training_loss(
     model: nn.Module, driver: NormDriver | None, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(CE, weighted auxiliary loss, logits (B, T, V)) of tokens (B, T): the function that `compile: true` compiles."""
-    logits = logits_of(model, inputs)
-    ce = cross_entropy(logits, targets)
+    """Return (CE, weighted auxiliary loss, input (B, T, D) of the output head) of tokens (B, T).
+
+    `hardware.compile` compiles this function.
+    """
+    hidden = hidden_of(model, inputs)
+    ce = head_cross_entropy(output_head(model), hidden, targets)
     aux = ce.new_zeros(()) if driver is None else driver.auxiliary_loss(inputs)
-    return ce, aux, logits
+    return ce, aux, hidden
 
 
 def compiled_loss(
     driver: NormDriver | None, device: torch.device, label: str
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """`training_loss`, a graph for each form of the norms, for whole micro-batches and for a smaller last one.
+    """Compile `training_loss`: one graph per form of the norms, for whole micro-batches and for a smaller last one.
 
-    Norms of many forms, FakeLN's with one after every removal, stay eager: compiling would outlast the training.
+    On a CPU without a C++ compiler the loss stays eager. So do norms with many forms, because compilation would take
+    longer than the training. FakeLN's have one form per removal.
     """
-    require_compiler(device)
+    if not has_compiler(device):
+        if leads():
+            print(f"{label}: not compiled, torch.compile needs a C++ compiler on a CPU: install g++", file=sys.stderr)
+        return training_loss
     forms = 1 if driver is None else driver.forms
     if forms > _MOST_FORMS:
         if leads():
-            print(f"{label}: not compiled, its norms take {forms} forms, a graph each", file=sys.stderr)
+            print(f"{label}: not compiled, because its norms take {forms} forms with one graph each", file=sys.stderr)
         return training_loss
     compiler: Any = torch.compile  # its annotations lack recompile_limit
     return compiler(training_loss, dynamic=False, recompile_limit=2 * forms)

@@ -18,7 +18,7 @@ from .training_loss import cross_entropy
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Summed cross-entropy of `tokens` targets whose text is `bytes` UTF-8 bytes long (None: not known)."""
+    """Summed cross-entropy of `tokens` targets, whose text has `bytes` UTF-8 bytes (None: unknown)."""
 
     nats: float
     tokens: int
@@ -31,19 +31,19 @@ class Evaluation:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Comparable across tokenizers: total bits over the bytes of the text, document ends costing bits only."""
+        """Total bits over the bytes of the text, comparable across tokenizers; document ends add bits but no bytes."""
         return None if self.bytes is None else self.nats / math.log(2) / self.bytes
 
     def row(self) -> dict[str, float]:
-        """What a line of metrics says of it."""
+        """Return the entries of a metrics row."""
         known = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
         return {"valid_ce": self.ce, **known}
 
 
 def scoring_windows(tokens: Tensor, *, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Non-overlapping windows (inputs, targets), each (b, t) int64, that score every token but the first once.
+    """Yield non-overlapping windows (inputs, targets), each (b, t) int64, that score every token but the first once.
 
-    The last, shorter window comes alone.
+    The last, shorter window has a batch of its own.
     """
     targets = len(tokens) - 1
     full = targets // context
@@ -59,14 +59,14 @@ def scoring_windows(tokens: Tensor, *, context: int, batch: int) -> Iterator[tup
 def evaluate(
     model: nn.Module, tokens: Tensor, *, text_bytes: int, context: int, batch: int, device: torch.device
 ) -> Evaluation:
-    """Score a token stream (n,) in non-overlapping windows; all targets but the first token count."""
+    """Score a token stream (n,) in non-overlapping windows; every token but the first is a target."""
     windows = scoring_windows(tokens, context=context, batch=batch)
     nats = _cross_entropy_sum(model, windows, device, total=math.ceil((len(tokens) - 1) / context / batch))
     return Evaluation(nats, len(tokens) - 1, text_bytes)
 
 
 def evaluate_blocks(model: nn.Module, rows: Tensor, *, batch: int, device: torch.device) -> Evaluation:
-    """Score blocks (n, T), each by itself: T - 1 targets a row, every row counted."""
+    """Score blocks (n, T), each row independently, with T - 1 targets per row."""
     pieces = ((part, part[:, 1:]) for part in (some.to(torch.int64) for some in rows.split(batch)))
     nats = _cross_entropy_sum(model, pieces, device, total=math.ceil(len(rows) / batch))
     return Evaluation(nats, rows.shape[0] * (rows.shape[1] - 1), None)
@@ -76,9 +76,10 @@ def evaluate_blocks(model: nn.Module, rows: Tensor, *, batch: int, device: torch
 def _cross_entropy_sum(
     model: nn.Module, pieces: Iterable[tuple[Tensor, Tensor]], device: torch.device, *, total: int
 ) -> float:
-    """Nats of all targets; pieces, about `total`, are ids (b, t) and the targets (b, s <= t) of their first s.
+    """Return the summed cross-entropy in nats of all targets, with the model in eval mode.
 
-    The model is in eval mode for the pass. The ranks that train it deal the pieces out among them.
+    A piece is ids (b, t) and the targets (b, s) of their first s <= t positions. There are about `total` pieces, which
+    are dealt out to the ranks.
     """
     nats = torch.zeros((), dtype=torch.float64, device=device)
     with evaluating(model):

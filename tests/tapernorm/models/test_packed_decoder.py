@@ -3,7 +3,6 @@
 import builders
 import pytest
 import torch
-import torch.nn.functional as F
 from builders import close, decoder, tokens
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -14,7 +13,6 @@ from tapernorm.models.decoder import RotaryTable
 from tapernorm.models.kv_cache import KVCache
 from tapernorm.models.packed_decoder import PackedDecoder
 from tapernorm.models.packed_linear import PackedLinear
-from tapernorm.util.rng import generator
 
 
 def folded(*, fused=True, **options):
@@ -152,19 +150,3 @@ def test_int_positions_would_compile_again_and_again():
     with torch.inference_mode():
         steps(packed, tokens(2, 7), 3, compiled(counter), int)
     assert counter.frame_count == 4
-
-
-@torch.no_grad()
-def test_blocked_weights_give_what_plain_ones_give_and_follow_a_move():
-    layer = nn.Linear(512, 640)
-    blocked = PackedLinear(layer)
-    x = torch.randn(3, 512, generator=generator(0, "blocked"))
-    assert blocked._blocked is not None  # oneDNN's layout, on every build of PyTorch for x86 and ARM
-    assert torch.allclose(blocked(x), layer(x), rtol=0, atol=1e-5)
-    blocked.weight.mul_(2)
-    assert not torch.allclose(blocked(x), F.linear(x, blocked.weight, blocked.bias), rtol=0, atol=1e-2)  # frozen
-    blocked.to(torch.float32)
-    assert torch.allclose(blocked(x), F.linear(x, blocked.weight, blocked.bias), rtol=0, atol=1e-5)
-    assert PackedLinear(nn.Linear(24, 40))._blocked is None  # too small to gain
-    assert blocked.double()._blocked is None
-    assert torch.equal(blocked(x.double()), F.linear(x.double(), blocked.weight, blocked.bias))

@@ -4,6 +4,7 @@ import builders
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from builders import decoder, tokens
 from torch import nn
 
@@ -15,6 +16,7 @@ from tapernorm.models.packed_decoder import PackedDecoder
 from tapernorm.models.packed_linear import Int8Linear, PackedLinear, quantise
 from tapernorm.util.compiler import has_compiler
 from tapernorm.util.errors import UserError
+from tapernorm.util.rng import generator
 
 BF16 = 2.0**-8  # half a unit in the last place of bfloat16, relative
 
@@ -86,7 +88,7 @@ def test_a_channel_of_zeros_stays_zero_and_one_that_is_not_finite_is_refused():
     assert torch.equal(Int8Linear(layer)(torch.ones(1, 16))[:, 1], torch.zeros(1))
     with torch.no_grad():
         layer.weight[1, 3] = torch.inf
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="finite weights"):
         Int8Linear(layer)
     with pytest.raises(UserError, match="CPU"):
         Int8Linear(nn.Linear(16, 4, device="meta"))
@@ -100,6 +102,35 @@ def test_scales_outlive_a_move_to_another_dtype():
     moved = packed.double().float()
     assert moved.weight.dtype is torch.int8
     assert torch.equal(moved(x), before)
+
+
+# --- float32 ---
+
+
+@torch.no_grad()
+def test_blocked_weights_give_what_plain_ones_give_and_follow_a_move():
+    layer = nn.Linear(512, 640)
+    before = layer.weight.clone()
+    blocked = PackedLinear(layer)
+    x = torch.randn(3, 512, generator=generator(0, "blocked"))
+    assert blocked._blocked is not None  # oneDNN's layout, on every build of PyTorch for x86 and ARM
+    assert torch.allclose(blocked(x), layer(x), rtol=0, atol=1e-5)
+    blocked.weight.mul_(2)
+    assert not torch.allclose(blocked(x), F.linear(x, blocked.weight, blocked.bias), rtol=0, atol=1e-2)  # frozen
+    blocked.to(torch.float32)
+    assert torch.allclose(blocked(x), F.linear(x, blocked.weight, blocked.bias), rtol=0, atol=1e-5)
+    one = x[:1]
+    assert blocked.weight.stride() == (1, 640)  # column by column, as one row reads it
+    assert torch.allclose(
+        blocked(one), F.linear(one.double(), blocked.weight.double(), layer.bias.double()).float(), rtol=0, atol=1e-5
+    )
+    small = nn.Linear(24, 40)
+    assert PackedLinear(small)._blocked is None  # too small to gain
+    assert PackedLinear(small).weight.data_ptr() == small.weight.data_ptr()
+    assert torch.equal(layer.weight, before)
+    assert layer.weight.is_contiguous()
+    assert blocked.double()._blocked is None
+    assert torch.equal(blocked(x.double()), F.linear(x.double(), blocked.weight, blocked.bias))
 
 
 # --- the decoder ---
@@ -146,7 +177,7 @@ def test_int8_decoding_is_the_int8_model_at_every_position(form):
     assert ((found - expected).square().mean().sqrt() / scale) < 2e-3  # sums end elsewhere and round to bfloat16 apart
     assert 1e-3 < ((found - exact).square().mean().sqrt() / scale) < 0.15  # int8, and near the model
     broken = PackedDecoder(forms()[form], weights="int8")
-    broken.blocks[0].qkv.scale.mul_(4)
+    broken.get_submodule("blocks.0.qkv").get_parameter("scale").mul_(4)
     assert ((stepwise(broken, ids) - expected).square().mean().sqrt() / scale) > 0.05
 
 

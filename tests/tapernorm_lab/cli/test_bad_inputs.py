@@ -34,6 +34,7 @@ VERBS = {
     "rows": ["rows", "training", "BAD", "--run", "a", "--out", "OUT"],
     "rows of the GPT-2 track": ["rows", "gpt2", "BAD", "--run", "a", "--out", "OUT"],
     "rows of provenance": ["rows", "provenance", "BAD", "--run", "a", "--out", "OUT"],
+    "rows of int8": ["rows", "int8", "BAD", "--run", "a", "--tokens", "BAD", "--out", "OUT"],
     "rows of tapers": ["rows", "tapers", "a=BAD", "--run", "a", "--out", "OUT", *CPU],
     "rows of odd inputs": ["rows", "study_S3", "BAD", *CONFIG, "--out", "OUT"],
     "rows of a stage": ["rows", "study_S1", *CONFIG, "--results", "BAD", "--out", "OUT"],
@@ -42,7 +43,7 @@ VERBS = {
     ],
     **{
         name: ["table", name, *CONFIG, "--results", "BAD", "--out", "OUT"]
-        for name in ("table1", "table2", "table3", "claims", "table_S1", "table_S3", "table_S4_oddities")
+        for name in ("table1", "table2", "table3", "table_int8", "claims", "table_S1", "table_S3", "table_S4_oddities")
     },
     **{
         name: ["figure", name, *CONFIG, "--results", "BAD", "--out", "OUT"]

@@ -369,7 +369,7 @@ def test_a_model_is_not_scored_on_tokens_of_another_vocabulary(tokens: Path, tmp
     (other / "manifest.json").write_text(json.dumps(manifest | {"vocab_size": VOCABULARY + 1}))
     capsys.readouterr()
     arguments = ["evaluate", "--model", str(tmp_path / "run"), "--tokens", str(other)]
-    assert f"vocabulary of {VOCABULARY + 1} and the model one of {VOCABULARY}" in complaint(capsys, arguments)
+    assert f"vocabulary of {VOCABULARY + 1}, but the model one of {VOCABULARY}" in complaint(capsys, arguments)
 
 
 def raising(error: BaseException):
@@ -382,7 +382,7 @@ def raising(error: BaseException):
 def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(tapernorm_lab.experiments.pretrain, "pretrain", raising(Stopped(signal.SIGINT)))
     assert main(command(make_job(), Path("t"), Path("o"))) == 130
-    said = "the same command goes on, training from its last checkpoint\n"
+    said = "training resumes from its last checkpoint\n"
     assert capsys.readouterr().err.endswith(said)
 
 

@@ -221,7 +221,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(made, tmp_path):
     other = make_tokenizer(tmp_path / "tokenizer", made / "corpora" / "code", vocab_size=290)
     refused("was not cut with the tokenizer", tokenizer=other)
     save(gpt2(vocab_size=VOCABULARY - 1).float(), tmp_path / "smaller")
-    refused("vocabulary of 300 and the model one of 299", forms_={"gated": tmp_path / "smaller"})
+    refused("vocabulary of 300, but the model one of 299", forms_={"gated": tmp_path / "smaller"})
     save(gpt2(vocab_size=VOCABULARY, n_positions=CONTEXT - 1).float(), tmp_path / "shorter")
     refused("takes 10 tokens and .* holds rows of 11", forms_={"gated": tmp_path / "shorter"})
     refused("no file|holds no", forms_={"gated": tmp_path / "nowhere"})

@@ -1,8 +1,9 @@
 """The level loss of a control: its gradient, by autograd through a plain model, and the norms, which stay exact."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,16 +27,18 @@ def losses(model: nn.Module, names: list[str], batch: Tensor, levels: Tensor | N
     `levels` (N,) are logs; None takes each norm's mean log s over the batch, without a gradient.
     """
     seen: dict[str, Tensor] = {}
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(lambda _, given, name=name: seen.update({name: given[0]}))
-        for name in names
-    ]
+
+    def keeping(name: str) -> Callable[[nn.Module, Any], None]:
+        return lambda _, given: seen.update({name: given[0]})
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(keeping(name)) for name in names]
     logits = logits_of(model, batch)
     for hook in hooks:
         hook.remove()
     total = logits.new_zeros(())
     for number, name in enumerate(names):
-        norm, h = model.get_submodule(name), seen[name]
+        norm: Any = model.get_submodule(name)
+        h = seen[name]
         v = h - h.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else h
         eps = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
         logs = 0.5 * (v.pow(2).sum(-1) / h.shape[-1] + eps).log()
@@ -60,8 +63,16 @@ def test_the_gradient_of_a_control_holds_the_level_loss_at_the_sites_of_its_tape
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model = copy.deepcopy(plain)
-    asked = {"model": "", "data": (), "steps": STEPS, "out": Path(), "device": "cpu", "keep_norms": True}
+    asked: dict[str, Any] = {
+        "model": "",
+        "data": (),
+        "steps": STEPS,
+        "out": Path(),
+        "device": "cpu",
+        "keep_norms": True,
+    }
     job = job_of(Request(**asked, level_weight=WEIGHT, sites=SITES[name]), model)
+    assert job.levels_fixed_at is not None
     names = select_norms(plain, final=False, sites=SITES[name])
     others = [norm for norm in architecture_of(plain).norms(plain) if norm not in names]
     control = attach_control(model, job, fixed_at=job.levels_fixed_at)

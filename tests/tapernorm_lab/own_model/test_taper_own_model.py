@@ -491,7 +491,7 @@ def test_where_no_form_can_be_written_the_scores_are_told_all_the_same(home, tmp
 def test_a_model_that_is_worse_than_guessing_is_told_in_capitals_and_in_its_card(home, tmp_path, capsys):
     words = [*words_of(home, tmp_path / "run"), "--final", "--lr", "0.3"]
     assert main(words) in (0, 3)
-    assert re.search(r"held-out: WORSE THAN A UNIFORM GUESS.*guessing costs 5\.74", capsys.readouterr().out)
+    assert re.search(r"held-out: WORSE THAN A UNIFORM GUESS.*guess costs 5\.74", capsys.readouterr().out)
     assert "WORSE THAN A UNIFORM GUESS" in (tmp_path / "run/export/README.md").read_text()
     better = {"held-out": {"after": {"rows": {"mean": 5.7}, "uniform": 5.74}}}
     assert not list(worse_than_guessing(better))

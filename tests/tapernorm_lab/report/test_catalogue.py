@@ -10,7 +10,7 @@ from places import ROOT
 from tapernorm.util.errors import UserError
 from tapernorm_lab.config.load import load_config
 from tapernorm_lab.report import catalogue, makers
-from tapernorm_lab.report.frames import gpt2, odd_inputs, own_models, pretraining, study_stages
+from tapernorm_lab.report.frames import gpt2, int8, odd_inputs, own_models, pretraining, study_stages
 
 
 def test_every_name_has_rows_a_reader_and_a_maker():
@@ -29,6 +29,7 @@ def test_the_files_of_a_source_are_those_that_its_frames_write():
     at = {name: list(source.at("S2")) for name, source in catalogue.SOURCES.items()}
     assert at["training"] == files("rows", pretraining.FRAMES.values())
     assert at["gpt2"] == files("gpt2_rows", gpt2.FRAMES.values())
+    assert at["int8"] == files("rows", [int8.FRAME])
     assert at["stage"] == at["stage_figure"] == files("tables", [study_stages.FRAME], "S2")
     assert at["odd_inputs"] == files("tables", odd_inputs.FRAMES.values(), "S3")
     assert at["odd_inputs_of_arms"] == files("tables", odd_inputs.FRAMES.values(), "S3_S2")
@@ -36,12 +37,16 @@ def test_the_files_of_a_source_are_those_that_its_frames_write():
 
 
 def test_a_name_is_found_with_its_stage_and_an_unknown_one_is_refused():
-    found = {name: catalogue.named(name) for name in ("table_S3", "table_S3_S2", "table_S2_oddities", "table_S2")}
+    found = {
+        name: catalogue.named(name)
+        for name in ("table_S3", "table_S3_S2", "table_S2_oddities", "table_S2", "table_int8")
+    }
     assert [(product.source, product.stage) for product in found.values()] == [
         ("odd_inputs", ""),
         ("odd_inputs_of_arms", "S2"),
         ("oddities", "S2"),
         ("stage", "S2"),
+        ("int8", ""),
     ]
     assert all(product.name == name for name, product in found.items())
     for figure in (False, True):

@@ -276,8 +276,8 @@ def test_a_batch_that_does_not_split_evenly_is_refused_with_both_numbers(tmp_pat
 
 def test_another_number_of_processes_than_the_hardware_section_says_is_refused(tmp_path: Path) -> None:
     (said,) = {*together(tmp_path / "two", refusal, "decoder", tmp_path / "run", devices_per_job=3)}
-    assert "devices_per_job is 3 and 2 processes train" in said
-    with pytest.raises(UserError, match=r"devices_per_job is 2 and 1 process train.*nproc-per-node 2"):
+    assert "devices_per_job is 3, but 2 processes train" in said
+    with pytest.raises(UserError, match=r"devices_per_job is 2, but 1 process train.*nproc-per-node 2"):
         make_trainer("decoder", tmp_path / "run", devices_per_job=2)
 
 

@@ -180,7 +180,7 @@ def test_one_rank_of_several_uses_what_its_parent_holds(machine, monkeypatch):
 
 def test_more_devices_than_there_are_is_an_error(machine):
     machine("A", "B")
-    said = r"devices_per_job is 3, and this process may use 2 \(A, B\)"
+    said = r"devices_per_job is 3, but this process may use 2 \(A, B\)"
     with pytest.raises(UserError, match=said), device_slot("cuda", whole=3):
         pass
 

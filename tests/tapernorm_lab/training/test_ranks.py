@@ -119,7 +119,7 @@ def test_a_single_process_is_rank_0_of_1_and_exchanges_nothing() -> None:
     with ranks.joined(1, torch.device("cpu")):
         assert ranks.count() == 1
     with (
-        pytest.raises(UserError, match=r"devices_per_job is 2 and 1 process train"),
+        pytest.raises(UserError, match=r"devices_per_job is 2, but 1 process train"),
         ranks.joined(2, torch.device("cpu")),
     ):
         raise AssertionError

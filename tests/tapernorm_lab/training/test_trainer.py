@@ -388,7 +388,7 @@ def test_what_was_salvaged_is_told_now_and_again(tmp_path: Path) -> None:
 
     trainer = taken["trainer"] = make_trainer(job, tmp_path, batch_at=batch_at, salvage=salvage)
     for _ in range(2):
-        with pytest.raises(Diverged, match=r"at step 5;.* to try it all the same\. It was sold\.$"):
+        with pytest.raises(Diverged, match=r"at step 5;.*diverged\.json.* It was sold\.$"):
             trainer.run()
     _, state = trainer.checkpoints.load(trainer.checkpoints.latest())
     assert [torch.equal(gain, state["model"]["model.norm.weight"]) for gain in seen] == [True]
@@ -397,7 +397,7 @@ def test_what_was_salvaged_is_told_now_and_again(tmp_path: Path) -> None:
 def test_a_final_score_that_is_not_finite_is_a_result_where_the_plan_says_so(tmp_path: Path) -> None:
     lost = {"validate": lambda: Evaluation(nats=math.inf, tokens=1, bytes=1)}
     assert make_trainer(make_job(), tmp_path / "one", **lost, tolerant=True).run().ce == math.inf
-    with pytest.raises(Diverged, match="at step 11; the last, and nothing is published"):
+    with pytest.raises(Diverged, match=r"at step 11; .*last step, and nothing is published"):
         make_trainer(make_job(), tmp_path / "two", **lost).run()
 
 
@@ -410,7 +410,7 @@ def test_a_loss_far_above_that_of_guessing_is_told_once_and_training_goes_on(
     trainer.run()
     lines = [line for line in capsys.readouterr().err.splitlines() if "guessing" in line]
     assert len(lines) == told
-    assert all("tiny: step 0 has a cross-entropy of" in line and line.endswith("If it stays, wait") for line in lines)
+    assert all("tiny: step 0 has a cross-entropy of" in line and line.endswith(" wait") for line in lines)
 
 
 # --- the loop ---

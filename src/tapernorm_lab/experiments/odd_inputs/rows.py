@@ -1,13 +1,13 @@
-"""The rows of ids that finished models are scored on: for Table S3, cut into parts by position, and for Table S2.
+"""The rows of ids that finished models are scored on, for Tables S3 and S2.
 
-n rows, T tokens that a model reads, V vocabulary. A row holds T + 1 ids: the model reads the first T, and at each of
-their positions 0 ... T - 1 it is asked for the id that follows. Rows are the same for every model.
+n rows, T tokens that a model reads, V vocabulary. A row holds T + 1 ids: the model reads the first T, and predicts the
+next id at each position 0 ... T - 1. Rows are the same for every model. Table S3 reports parts of them by position.
 
 held_out    text of the run's own validation split, in windows of the training context: the reference
-texts       another kind of text, encoded by the run's own tokenizer
-rare        held-out rows in which one of the rarest tokens of the training text is repeated, from a quarter on
-never_seen  the same with a token that the training text does not have
-longer      held-out rows beyond the training context, told apart by position
+texts       another kind of text, encoded with the run's own tokenizer
+rare        held-out rows with one of the training text's rarest tokens repeated, from a quarter of the row on
+never_seen  the same with a token that the training text lacks
+longer      held-out rows longer than the training context, reported by position
 """
 
 import hashlib
@@ -30,14 +30,14 @@ from ...data.token_stream import TokenStream
 from ...data.tokenizers import Coder
 
 OWN_TEXT = "validation split of the run"
-FEW_ROWS = 16  # of each kind for Table S2
-LONGER_TIMES = 4  # the context, of its longer rows
-_CHUNK = 1 << 22  # ids counted at once
+FEW_ROWS = 16  # rows of each kind for Table S2
+LONGER_TIMES = 4  # length of Table S2's longer rows, in contexts
+_CHUNK = 1 << 22  # ids that are counted at once
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some positions of the rows of an odd input."""
+    """A range of positions in the rows of an odd input."""
 
     name: str
     label: str
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class OddInput:
-    """Rows that every model reads."""
+    """The rows of one odd input, which every model reads."""
 
     name: str
     label: str
@@ -56,7 +56,7 @@ class OddInput:
     origin: str
 
     def facts(self) -> dict[str, Any]:
-        """What a result says of it; the hash tells whether two runs read the same ids."""
+        """Return the entry of a result; its hash shows whether two runs read the same ids."""
         return {
             "label": self.label,
             "rows": len(self.rows),
@@ -67,14 +67,16 @@ class OddInput:
 
 
 def odd_inputs(job: RobustnessJob, coder: Coder, tokens: Path, texts: Mapping[str, Path]) -> list[OddInput]:
-    """All that the models of `job` are scored on.
+    """Return all odd inputs of `job`.
 
     Args:
-        tokens: token streams that they were trained on.
-        texts: name -> blocks of the text; the names are the job's.
+        job: the models and the settings of the odd inputs.
+        coder: the models' tokenizer.
+        tokens: token streams that the models were trained on.
+        texts: name -> blocks of the text; the names are those of the job.
 
     Raises:
-        UserError: the streams or a text are of another tokenizer or row length, or too short for a row.
+        UserError: the streams or a text have another tokenizer or row length, or are too short for a row.
     """
     odd, context = job.robustness, job.context
     train, valid = (TokenStream.open(tokens, split) for split in ("train", "valid"))
@@ -113,7 +115,10 @@ def _foreign(job: RobustnessJob, coder: Coder, name: str, folder: Path, whole: P
 
 
 def _repeated(job: RobustnessJob, own: Tensor, counts: Tensor, *, barred: int) -> Iterator[OddInput]:
-    """The rows with repeats; none of tokens never seen where the training text has all. `barred` ends documents."""
+    """Yield the rows with repeats; no `never_seen` rows if the training text has every token.
+
+    `barred` is the end-of-document id.
+    """
     odd, start = job.robustness, job.place
     end = start + odd.repeat
     parts = (
@@ -143,9 +148,9 @@ def _require_tokenizer(manifest: Mapping[str, Any], folder: Path, coder: Coder) 
 
 
 def few_odd_rows(tokens: Tensor, *, vocabulary: int, context: int) -> dict[str, Tensor]:
-    """Rows of ids (n, T+1) by what they are: `text`, `longer` text, the `same` token all along, and `random` ids.
+    """Return rows of ids (n, T+1) by kind: `text`, `longer` text, the `same` token repeated, and `random` ids.
 
-    16 rows of each; of text fewer where there are fewer, and no `longer` ones where it is shorter than one.
+    There are 16 rows of each kind, or fewer of text if it is short. There are no `longer` rows if it is too short.
     """
     random = generator(0, "oddities")
     made = {
@@ -159,9 +164,9 @@ def few_odd_rows(tokens: Tensor, *, vocabulary: int, context: int) -> dict[str, 
 
 
 def text_rows(tokens: Tensor, context: int, *, seed: int, limit: int) -> Tensor:
-    """(n, T+1) int64 windows of a stream (m,) that score every token but the first once, at most `limit` of them.
+    """Cut a stream (m,) into windows that score every token but the first once, (n, T+1) int64, at most `limit`.
 
-    Where there are more, those kept are drawn from all, in their order; the last, shorter window is left out.
+    If there are more, `limit` of them are drawn and stay in order. The last, shorter window is left out.
 
     Raises:
         ValueError: the stream is shorter than one window.
@@ -176,7 +181,7 @@ def text_rows(tokens: Tensor, context: int, *, seed: int, limit: int) -> Tensor:
 
 
 def token_counts(tokens: Tensor, vocabulary: int) -> Tensor:
-    """(V,) int64: how often each id stands in a stream, which may be memory-mapped."""
+    """Count how often each id occurs in a stream, which may be memory-mapped; returns (V,) int64."""
     counts = torch.zeros(vocabulary, dtype=torch.int64)
     for first in range(0, len(tokens), _CHUNK):
         counts += torch.bincount(tokens[first : first + _CHUNK].to(torch.int64), minlength=vocabulary)
@@ -184,7 +189,7 @@ def token_counts(tokens: Tensor, vocabulary: int) -> Tensor:
 
 
 def rarest(counts: Tensor, number: int, *, barred: int) -> Tensor:
-    """(k,) the `number` rarest ids among those that occur, rarest first, the smaller id first; `barred` is left out."""
+    """Return the `number` rarest ids that occur, (k,), rarest first and equal counts by id, without `barred`."""
     known = counts.clone()
     known[barred] = 0
     order = torch.argsort(known, stable=True)
@@ -192,14 +197,14 @@ def rarest(counts: Tensor, number: int, *, barred: int) -> Tensor:
 
 
 def never_seen(counts: Tensor) -> Tensor:
-    """(k,) the ids that do not occur."""
+    """Return the ids that do not occur, (k,)."""
     return (counts == 0).nonzero().flatten()
 
 
 def with_repeats(rows: Tensor, candidates: Tensor, *, place: int, times: int, seed: int, stream: str) -> Tensor:
-    """(n, T+1) rows in which one token, drawn for each row, stands `times` times from position `place` on.
+    """Insert `times` copies of one token, drawn per row from `candidates`, at position `place`; returns (n, T+1).
 
-    It is inserted: what stood there follows, and the row's end is cut off.
+    The ids after `place` move back, and the end of the row is cut off.
     """
     drawn = torch.randint(len(candidates), (len(rows),), generator=generator(seed, stream))
     runs = candidates[drawn][:, None].expand(-1, times)

@@ -1,4 +1,4 @@
-"""Finished models on odd inputs: whether one without norms blows up where its Baseline does not.
+"""Scores of finished models on odd inputs, which show whether a model without norms fails where its Baseline does not.
 
 All models of one width and seed, or of one stage and seed, read the same rows, so that each row's losses can be
 compared. n rows, T positions, B rows of a batch, V vocabulary.
@@ -33,7 +33,7 @@ from ..row_losses import TAIL
 from .rows import OddInput, Part, odd_inputs
 
 SCHEMA_VERSION = 1
-WORST = 3  # rows that are named
+WORST = 3  # number of worst rows in a result
 
 
 def score_models(
@@ -51,13 +51,14 @@ def score_models(
     """Score the models of `job` on every odd input, write the statistics to `out`, and return them.
 
     Args:
-        models: name -> folder of a saved decoder; the names are the job's. One that diverged has no score.
+        models: name -> folder of a saved decoder; the names are those of the job. A diverged model has no score.
         tokens: token streams that the models were trained on.
-        texts: name -> blocks of the text; the names are the job's.
-        batch: rows per forward pass; no number depends on it but for rounding.
+        texts: name -> blocks of the text; the names are those of the job.
+        batch: rows per forward pass; it changes numbers only by rounding.
 
     Raises:
-        UserError: models or texts are not the job's, do not fit one another, or lack a file; the Baseline diverged.
+        UserError: models or texts are not those of the job, do not fit each other, or lack a file. The Baseline
+            diverged.
     """
     _require_names("models", models, job.models)
     _require_names("texts", texts, [text.name for text in job.robustness.texts])
@@ -100,10 +101,10 @@ def score_models(
 def position_losses(
     model: Decoder, rows: Tensor, *, batch: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """(n, T) float64 on the CPU: cross-entropy of each id of rows (n, T+1) but the first, in nats, given those before.
+    """Return the cross-entropy in nats of each id but the first of rows (n, T+1): (n, T) float64 on the CPU.
 
-    Runs in the model's own dtype, losses in `dtype` or wider. The model is in eval mode for the pass, and nothing of
-    it changes. What is not a number, or infinite, is returned as it is.
+    The model runs in its own dtype and in eval mode, and is not changed. Losses are computed in `dtype` or wider. NaN
+    and infinite losses are returned as they are.
     """
     losses = torch.empty(len(rows), rows.shape[1] - 1, dtype=torch.float64)
     with evaluating(model):
@@ -116,14 +117,14 @@ def position_losses(
 
 
 def outcome(model: Decoder, rows: Tensor, *, first: int = 0) -> dict[str, Any]:
-    """What `model` makes of rows (n, T+1): its losses from position `first` on and how far its numbers go.
+    """Score `model` on rows (n, T+1) from position `first` on, and record its largest logit and activation.
 
-    Rows longer than the context are read with rotary positions that go on as they began.
+    Rotary positions are extended for rows longer than the context.
 
     Returns:
-        finite: whether every logit is a number; mean and largest cross-entropy of a token, in nats; largest absolute
-        logit, and largest absolute value of the residual stream before any norm or what stands in its place. The last
-        four are null where a logit is not finite.
+        `finite`, whether all numbers are finite; mean and largest cross-entropy of a token, in nats; the largest
+        absolute logit; the largest absolute input of any norm or of its replacement. The last four are None if one of
+        them is not finite.
     """
     if rows.shape[1] - 1 > model.config.context:
         model = copy.deepcopy(model)
@@ -139,7 +140,7 @@ def outcome(model: Decoder, rows: Tensor, *, first: int = 0) -> dict[str, Any]:
 
 @contextmanager
 def _largest(model: Decoder) -> Iterator[dict[str, list[float]]]:
-    """The largest absolute logit, and input of every norm's place, filled as the model runs."""
+    """Yield lists of the largest absolute logits and norm inputs, which are filled while the model runs."""
     found: dict[str, list[float]] = {"logit": [], "activation": []}
 
     def before_norm(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -158,7 +159,7 @@ def _largest(model: Decoder) -> Iterator[dict[str, list[float]]]:
 
 
 def part_scores(losses: Tensor, reference: Tensor | None, odd: OddInput, part: Part, coder: Coder) -> dict[str, Any]:
-    """Statistics of one model's losses (n, T) in one part of an odd input, and of its rows against the Baseline's."""
+    """Return statistics of a model's losses (n, T) in one part of an odd input, alone and against the Baseline's."""
     here = losses[:, part.first : part.last]
     rows = here.mean(dim=1)
     worst = torch.argsort(rows, descending=True, stable=True)[:WORST].tolist()  # NaN first
@@ -176,10 +177,10 @@ def part_scores(losses: Tensor, reference: Tensor | None, odd: OddInput, part: P
 
 
 def tail(values: Tensor) -> dict[str, float | int | None]:
-    """Mean, median, 99.9th percentile and maximum of losses (m,), and how many are not finite.
+    """Return mean, median, 99.9th percentile and maximum of losses (m,), and the number that are not finite.
 
-    One that is not finite counts as worse than any number: it leaves no mean and no maximum (None), and a quantile only
-    where it does not reach that far.
+    A loss that is not finite counts as larger than any number. Mean and maximum are then None, and so is a quantile
+    that reaches such a loss.
     """
     ordered = comparable(values).cpu()
     found = {
@@ -192,9 +193,9 @@ def tail(values: Tensor) -> dict[str, float | int | None]:
 
 
 def beside_baseline(rows: Tensor, reference: Tensor, *, guess: float) -> dict[str, float | int | None]:
-    """Losses of rows (n,) against the Baseline's on the same ones: excess in nats, and how many blow up on one side.
+    """Compare losses of rows (n,) with the Baseline's on the same rows: excess in nats, and rows that blow up.
 
-    `guess` is the loss of a uniform guess. Rows that the Baseline itself loses have no excess.
+    `guess` is the loss of a uniform guess. Rows on which the Baseline's loss is not finite have no excess.
     """
     excess = torch.where(reference.isfinite(), rows - reference, -math.inf)
     worst = int(torch.argmax(excess))
@@ -208,16 +209,16 @@ def beside_baseline(rows: Tensor, reference: Tensor, *, guess: float) -> dict[st
 
 
 def blown(rows: Tensor, reference: Tensor, *, guess: float) -> int:
-    """How many rows have more than `TIMES` the loss that they have in `reference`, and more than a guess; or lost it.
+    """Count the rows whose loss exceeds `TIMES` that in `reference` and also `guess`, or alone is not finite.
 
-    The second condition is for rows that are almost free of loss: twice nothing is no failure.
+    The condition on `guess` excludes rows with almost no loss, for which a ratio means nothing.
     """
     larger = (rows > TIMES * reference) & (rows > guess)
     return int((larger | (~rows.isfinite() & reference.isfinite())).sum())
 
 
 def _diverged(folder: Path) -> bool:
-    """Whether the run there left a result that says so, and no model."""
+    """Whether the result in `folder` says that the run diverged."""
     result = folder / "result.json"
     return result.is_file() and "diverged" in read_json(result)
 
@@ -230,20 +231,20 @@ def _require_names(what: str, given: Mapping[str, Path], wanted: Iterable[str]) 
     wanted = list(wanted)
     if given.keys() != set(wanted):
         raise UserError(
-            f"the job names the {what} {', '.join(wanted) or '(none)'}, and given were {', '.join(given) or 'none'}: "
+            f"the job names the {what} {', '.join(wanted) or '(none)'}, but {', '.join(given) or 'none'} were given: "
             "give the same"
         )
 
 
 def _open(folder: Path, job: RobustnessJob, coder: Coder, tokenizer: Path) -> Decoder:
-    """The model of a job, in float32, able to take the longest rows."""
+    """Load a model of the job in float32, with rotary positions for the longest rows."""
     model = load(folder, Decoder).float()
     require_vocabulary(vocabulary_of(model), {"vocab_size": coder.vocab_size}, tokenizer)
     found = (model.config.d_model, model.config.context)
     if found != (job.d_model, job.context):
         raise UserError(
-            f"the model in {folder} has d_model {found[0]} and context {found[1]}, and the job says {job.d_model} and"
-            f" {job.context}: give the models that it means"
+            f"the model in {folder} has d_model {found[0]} and context {found[1]}, but the job has {job.d_model} and"
+            f" {job.context}: give the models of the job"
         )
     lengthen(model, job.robustness.lengths[-1])
     return model

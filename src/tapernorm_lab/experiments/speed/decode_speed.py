@@ -1,8 +1,8 @@
 """Decoding speed with and without norms (method.md section 11): the measurement behind Tables 2, 2x and 2v1.
 
-Every sample of an arm is paired with those of the other arms in the same round; `bench.interleave` times
-them in turn. Prefill and decode are timed apart. Nothing is timed before the folded arms gave the logits
-of the gated model.
+The arms are timed in turn (`interleaved_timing`), so that each sample of an arm is paired with those of the other arms
+in its round. Prefill and decode are timed separately. Before any timing, the folded arms must give the logits of the
+gated model.
 """
 
 import copy
@@ -35,13 +35,13 @@ from .interleaved_timing import interleave
 SCHEMA_VERSION = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOLERANCE = 1e-3  # of the logits' RMS: far above float32 rounding, far below a wrong fold
-_MORE_ROUNDING = 4  # times what the arm's arithmetic does to the gated model itself
+_MORE_ROUNDING = 4  # allowed multiple of the error that the arm's arithmetic causes in the gated model itself
 
 
 class Stepper:
     """Greedy decoding of one arm in one mode, a block of steps at a time, synchronised at the end.
 
-    One cache and, where the mode fixes it, one graph serve prompts of every length.
+    One cache serves prompts of every length, and so does the graph of a mode that has one.
     """
 
     def __init__(self, model: PackedDecoder, *, batch: int, capacity: int, mode: str) -> None:
@@ -99,7 +99,7 @@ def empty_cache(model: PackedDecoder, batch: int, capacity: int) -> KVCache:
 
 
 def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, device: torch.device) -> dict[str, Any]:
-    """The whole result file of `kind` for one tapered model.
+    """Return the content of the result file of `kind` for one tapered model.
 
     Args:
         kind: "decode" and "last_token" time the arms of the paper's tables; "rivals" decodes DyT and Derf beside them.
@@ -129,7 +129,7 @@ def run_benchmark(kind: str, gated: Decoder, job: BenchJob, *, variant: str, dev
 
 
 def bench_decode(gated: Decoder, job: BenchConfig, *, replacements: bool = False) -> dict[str, Any]:
-    """Time prefill and KV-cached decoding of every arm; cells of raw samples, with the checks made before.
+    """Check and time prefill and KV-cached decoding of every arm; return cells of raw samples, and the checks.
 
     Args:
         replacements: DyT and Derf are timed as well.
@@ -155,7 +155,7 @@ def bench_decode(gated: Decoder, job: BenchConfig, *, replacements: bool = False
 
 
 def bench_last_token(gated: Decoder, job: BenchConfig) -> dict[str, Any]:
-    """Time what the paper's first version did: a full forward of T tokens without a cache, logits of the last."""
+    """Time the measurement of the paper's first version: a forward pass of T tokens without cache, last logits only."""
     arms = make_arms(with_context(gated, max(job.prompts)), DTYPES[job.dtype])
     checks = check_arms(gated, arms, job)
     prompts = [random_tokens(gated, batch, length) for batch in job.batches for length in job.prompts]
@@ -164,7 +164,7 @@ def bench_last_token(gated: Decoder, job: BenchConfig) -> dict[str, Any]:
 
 
 def with_context(model: Decoder, context: int) -> Decoder:
-    """The same weights with rotary tables for at least `context` tokens: speed is measured past what was trained."""
+    """Return the same weights with rotary tables for at least `context` tokens, beyond the training context."""
     if context <= model.config.context:
         return model
     longer = copy.deepcopy(model)
@@ -173,14 +173,14 @@ def with_context(model: Decoder, context: int) -> Decoder:
 
 
 def random_tokens(model: Decoder, batch: int, length: int) -> Tensor:
-    """Prompts (B, T) of random ids; speed does not depend on them."""
+    """Return prompts (B, T) of random ids, which do not affect speed."""
     ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator(0, "bench/prompts"))
     return ids.to(model.lm_head.weight.device)
 
 
 @torch.inference_mode()
 def check_arms(gated: Decoder, arms: Mapping[str, PackedDecoder], job: BenchConfig) -> dict[str, Any]:
-    """The largest logit difference of each folded arm against the gated model at g = 0, on random prompts.
+    """Return the largest logit difference of each folded arm to the gated model at g = 0, on random prompts.
 
     The gated model computes in float32; the arms' dtype and TF32 may move theirs as far as they move its own.
 
@@ -212,7 +212,7 @@ def _rms(x: Tensor) -> float:
 
 
 def available_modes(modes: Sequence[str], device: torch.device) -> tuple[list[str], list[dict[str, str]]]:
-    """Which modes this machine can run, and why not the others."""
+    """Return the modes that this machine can run, and the reasons for those that it cannot."""
     reasons: dict[str, str | None] = {}
     if device.type != "cuda":
         reasons["cudagraph"] = "CUDA graphs need a GPU"
@@ -223,7 +223,7 @@ def available_modes(modes: Sequence[str], device: torch.device) -> tuple[list[st
 
 
 def _compile_failure(device: torch.device) -> str | None:
-    """Why torch.compile does not work here, if it does not, tried on one addition."""
+    """Return why torch.compile fails on this machine, tested with one addition, or None if it works."""
     if not has_compiler(device):
         return "torch.compile needs a C++ compiler on a CPU, and none is installed"
     try:
@@ -236,7 +236,7 @@ def _compile_failure(device: torch.device) -> str | None:
 def _decode_cells(
     steppers: Mapping[str, Stepper], tokens: Tensor, mode: str, job: BenchConfig
 ) -> Iterator[dict[str, Any]]:
-    """Blocks of decoding steps behind the prompts (B, T)."""
+    """Return the timed arms: blocks of decoding steps after the prompts (B, T)."""
 
     def block_of(stepper: Stepper) -> Callable[[], None]:
         stepper.load(tokens)
@@ -255,7 +255,7 @@ def _decode_cells(
 def _prompt_cells(
     phase: str, arms: Mapping[str, PackedDecoder], tokens: Tensor, job: BenchConfig
 ) -> Iterator[dict[str, Any]]:
-    """Forward passes of the prompts (B, T); a prefill writes a cache."""
+    """Return the timed arms: forward passes of the prompts (B, T); a prefill writes a cache."""
 
     def forward(model: PackedDecoder) -> Callable[[], None]:
         cache = empty_cache(model, *tokens.shape) if phase == "prefill" else None
@@ -274,13 +274,13 @@ def _prompt_cells(
 
 
 def _cells(arms: Mapping[str, Callable[[], None]], job: BenchConfig, **where: Any) -> list[dict[str, Any]]:
-    """A cell per arm with its seconds per round."""
+    """Return one cell per arm, with its seconds per round."""
     samples = interleave(arms, rounds=job.rounds, warmup=job.warmup)
     return [{**where, "arm": arm, "seconds": seconds} for arm, seconds in samples.items()]
 
 
 def step_bytes(model: PackedDecoder, cache: KVCache, filled: float) -> float:
-    """Bytes that one decode step must read: every weight it multiplies with, and the filled part of the cache."""
+    """Return the bytes that one decode step must read: every weight of a product, and the filled part of the cache."""
     looked_up = model.embed.weight  # a row of it; a tied head is a parameter of its own here, and read whole
     weights = sum(p.nbytes for p in model.parameters() if p is not looked_up)
     return weights + cache.nbytes * filled / cache.capacity

@@ -1,6 +1,6 @@
 """The models that a decoding benchmark compares, all made from one tapered checkpoint.
 
-Weights do not change speed, so one checkpoint serves every arm; what differs is what stands in the norms' places.
+One checkpoint serves every arm, because weights do not affect speed. The arms differ in what replaces the norms.
 """
 
 import copy
@@ -23,7 +23,7 @@ ARMS = ("baseline_naive", "baseline", "unfused", "fused", "identity")  # and, be
 
 
 class NaiveRMSNorm(nn.Module):
-    """RMSNorm as eager model code spells it out, several kernels long."""
+    """RMSNorm in the usual eager form, which takes several kernels."""
 
     def __init__(self, gamma: Tensor, eps: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class NaiveRMSNorm(nn.Module):
 
 @torch.no_grad()
 def make_arms(gated: Decoder, dtype: torch.dtype, *, replacements: bool = False) -> dict[str, PackedDecoder]:
-    """Every arm of `ARMS`, packed for decoding, in `dtype`, on the device of `gated` (tapered, at g = 0).
+    """Return every arm of `ARMS`, packed for decoding, in `dtype`, on the device of `gated` (tapered, at g = 0).
 
     Args:
         replacements: those of `REPLACEMENTS` as well, under their names.
@@ -71,7 +71,7 @@ def make_arms(gated: Decoder, dtype: torch.dtype, *, replacements: bool = False)
 
 
 def _with_norms(gated: Decoder, norm_for: Callable[[nn.Module], nn.Module]) -> Decoder:
-    """A copy without its taper, with another module in the place of every norm."""
+    """Return a copy without its taper, in which another module replaces every norm."""
     model = copy.deepcopy(gated)
     forget_taper(model)
     arch = architecture_of(gated)

@@ -1,6 +1,6 @@
-"""What is left of a finished decoder to run, and what odd inputs do to it: the further columns of Table S2.
+"""The operations of a finished decoder and its behaviour on odd inputs: the further columns of Table S2.
 
-n rows, T time, D width, V vocabulary. A decoder that was tapered is folded first: that is the form it is used in.
+n rows, T time, D width, V vocabulary. A tapered decoder is folded first, because that is the form in which it is used.
 """
 
 import copy
@@ -32,7 +32,7 @@ _NORMS = {"rsqrt", "native_layer_norm", "_fused_rms_norm"}  # one of them in eac
 
 
 def inspect_stage(job: StageJob, results: Path, tokens: Path, *, device: str, threads: int) -> list[dict[str, Any]]:
-    """A row per run of the stage that finished; one that diverged left no model, and has a row that says so.
+    """Return one row per finished run of the stage; a diverged run has no model, and a row that says so.
 
     Args:
         results: results folder of the study's run.
@@ -65,7 +65,7 @@ def inspect_stage(job: StageJob, results: Path, tokens: Path, *, device: str, th
 
 
 def inspect_inference(model: Decoder, tokens: Tensor) -> dict[str, Any]:
-    """Operations of `model`, and what becomes of each kind of odd rows, as plain numbers: operations_norm, text_ce, ...
+    """Return the operations of `model` and its scores on odd rows, as numbers: operations_norm, text_ce, ...
 
     Args:
         tokens: held-out text, a stream of ids (m,) of at least one context and a token.
@@ -83,9 +83,10 @@ def inspect_inference(model: Decoder, tokens: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def operations(model: Decoder) -> dict[str, int]:
-    """How often one forward pass, packed for decoding, runs a norm, a tanh, an erf, an exp; and any kernel at all.
+    """Count the norms, tanh, erf, exp and all kernels of one forward pass, packed for decoding.
 
-    Views of a tensor are no kernels. Attention and SiLU are one each, so their exponentials do not count as `exp`.
+    Views of a tensor are not kernels. Attention and SiLU are one kernel each, so that their exponentials do not count
+    as `exp`.
     """
     packed = PackedDecoder(model)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=packed.embed.weight.device)

@@ -1,4 +1,4 @@
-"""Timing that can be believed: arms interleaved in rounds, raw samples kept, ratios paired by round."""
+"""Interleaved timing: arms run in rounds, raw samples are kept, and ratios are paired by round."""
 
 import random
 import statistics
@@ -26,9 +26,9 @@ def interleave(
     warmup: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Samples:
-    """Time every arm once per round, after `warmup` untimed rounds; the order turns by one each round.
+    """Time every arm once per round, after `warmup` untimed rounds; the order rotates by one each round.
 
-    An arm must end synchronised with its device. Returns seconds per call.
+    An arm must synchronise with its device before it returns. Returns seconds per call.
     """
     samples: Samples = {name: [] for name in arms}
     for index, name in turns(arms, rounds=rounds, warmup=warmup):
@@ -40,7 +40,7 @@ def interleave(
 
 
 def turns(names: Iterable[str], *, rounds: int, warmup: int) -> Iterator[tuple[int, str]]:
-    """(round, name): each name once per round, in an order that turns by one; warm-up rounds have negative numbers."""
+    """Yield (round, name), each name once per round, in a rotating order; warm-up rounds have negative numbers."""
     order = list(names)
     for index in range(-warmup, rounds):
         shift = index % len(order) if order else 0
@@ -49,13 +49,13 @@ def turns(names: Iterable[str], *, rounds: int, warmup: int) -> Iterator[tuple[i
 
 
 def paired_speedup(samples: Samples, arm: str, baseline: str, *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Speed of `arm` relative to `baseline`: median over rounds of time(baseline)/time(arm), bootstrap interval."""
+    """Return the speed of `arm` relative to `baseline`: the median over rounds of time(baseline)/time(arm)."""
     ratios = [b / a for a, b in zip(samples[arm], samples[baseline], strict=True)]
     return bootstrap_median(ratios, resamples=resamples, seed=seed)
 
 
 def bootstrap_median(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Median of `values` with its percentile-bootstrap 95 % interval."""
+    """Return the median of `values` with its percentile-bootstrap 95 % interval."""
     draw = random.Random(seed)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
     low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples)]

@@ -12,6 +12,7 @@ from tapernorm.util.errors import UserError
 
 from ...config.gpt2 import METHOD_LABELS
 from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
+from ..provenance import linear_kernel
 from ..read_json import each_once, value_at
 from .pretraining import read_metrics
 
@@ -50,6 +51,7 @@ _FINETUNE = {  # of the fine-tune behind an evaluation; absent for a model that 
     "finetune_config_hash": text("provenance.config_hash", of="finetune"),
     "finetune_commit": text("provenance.commit", of="finetune"),
     "finetune_torch": text("provenance.packages.torch", of="finetune"),
+    "finetune_linear": text(),
 }
 SCORES = Frame(
     file="scores.csv",
@@ -122,6 +124,7 @@ def collect(evaluations: Iterable[Path], finetunes: Iterable[Path], *, run: str)
         tuned = trained.get(model)
         behind = SCORES.facts(tuned[1], tuned[0], of="finetune") if tuned else SCORES.absent("finetune")
         facts = SCORES.facts(document, path) | behind
+        facts["finetune_linear"] = linear_kernel(tuned[1]) if tuned else None
         scores += [{"run": run, **facts, **row} for row in _score_rows(document, path)]
     for model in sorted(trained, key=order):
         path, document = trained[model]

@@ -10,6 +10,7 @@ from tapernorm.util.errors import UserError
 from tapernorm.util.hashing import digest
 
 from ..engine.frame import PROVENANCE, Frame, integer, number, text
+from ..provenance import linear_kernel
 from ..read_json import each_once, parse_json, text_of
 
 JOB = ["variant", "d_model", "seed"]  # columns that identify a job of a run
@@ -52,6 +53,7 @@ RESULTS = Frame(
         "lr": number("job.train.lr"),
         "precision": text("job.train.precision"),
         **PROVENANCE,
+        "linear": text(),
         "settings_hash": text(),
         "taper_hash": text(),
     },
@@ -63,6 +65,7 @@ CURVES = Frame(
     fields={"variant": text(), "d_model": integer(), "seed": integer(), "step": integer()},
 )
 FRAMES = {"results": RESULTS, "curves": CURVES}
+Results = dict[tuple[Any, ...], tuple[Path, dict[str, Any]]]  # of each job, its file and what it holds
 _KINDS = ("pretrain", "fold")
 _TIMES = {"step", "elapsed_s"}  # keys of both the training line and the evaluation line of a step
 
@@ -77,6 +80,26 @@ def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFr
         UserError: a file is missing, damaged or of another schema, two files are of the same job, or the training of a
             fold is not given.
     """
+    trained, folded = trained_and_folded(paths)
+    rows, curves = [], []
+    for job, (path, document) in sorted(trained.items(), key=lambda item: item[0]):
+        fold = RESULTS.absent("fold")
+        if job in folded:
+            folded_path, folded_document = folded[job]
+            fold = RESULTS.facts(folded_document, folded_path, of="fold")
+        facts = {**RESULTS.facts(document, path), "linear": linear_kernel(document)}
+        rows.append({"run": run, **fold, **facts, **_config_versions(document["job"])})
+        named = dict(zip(JOB, job, strict=True))
+        curves += [{**named, **line} for line in read_metrics(path.parent / "metrics.jsonl")]
+    return RESULTS.typed(rows), CURVES.typed(curves).sort_values([*JOB, "step"], ignore_index=True)
+
+
+def trained_and_folded(paths: Iterable[Path]) -> tuple[Results, Results]:
+    """Each `result.json` of training, and each of folding, with what it holds, by the `JOB` that it is of.
+
+    Raises:
+        UserError: as `collect`.
+    """
     found = each_once(paths, _KINDS, {"kind": "kind"} | {key: RESULTS.fields[key].place for key in JOB})
     trained, folded = ({job[1:]: one for job, one in found.items() if job[0] == kind} for kind in _KINDS)
     if not trained:
@@ -87,16 +110,7 @@ def collect(paths: Iterable[Path], *, run: str) -> tuple[pd.DataFrame, pd.DataFr
         raise UserError(
             f"{folded[job][0]} folds a model whose training result is missing: add that result.json to RESULT"
         )
-    rows, curves = [], []
-    for job, (path, document) in sorted(trained.items(), key=lambda item: item[0]):
-        fold = RESULTS.absent("fold")
-        if job in folded:
-            folded_path, folded_document = folded[job]
-            fold = RESULTS.facts(folded_document, folded_path, of="fold")
-        rows.append({"run": run, **fold, **RESULTS.facts(document, path), **_config_versions(document["job"])})
-        named = dict(zip(JOB, job, strict=True))
-        curves += [{**named, **line} for line in read_metrics(path.parent / "metrics.jsonl")]
-    return RESULTS.typed(rows), CURVES.typed(curves).sort_values([*JOB, "step"], ignore_index=True)
+    return trained, folded
 
 
 def _config_versions(job: dict[str, Any]) -> dict[str, str | None]:

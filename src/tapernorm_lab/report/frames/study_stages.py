@@ -10,6 +10,7 @@ from tapernorm.util.hashing import canonical_json
 from ...config.study import Arm
 from ...config.study_runs import ArmRun, StageJob
 from ..engine.frame import PROVENANCE, Frame, Row, integer, number, text
+from ..provenance import linear_kernel
 from ..read_json import read_document, value_at
 
 FINISHED, DIVERGED = "finished", "diverged"
@@ -43,6 +44,7 @@ FRAME = Frame(
         _START: number(unit="nats/token"),  # validation loss at g = 0 less that at g = 1, where the taper starts
         "folder": text(),
         **PROVENANCE,
+        "linear": text(),
     },
 )
 
@@ -84,6 +86,7 @@ def _row(job: StageJob, run: ArmRun, results: Path) -> Row:
         _START: value_at(document["taper_start"], f"{_START}.value", path) if "taper_start" in document else None,
         "folder": run.folder,
         **FRAME.facts(document, path),
+        "linear": linear_kernel(document),
     }
     return row | _unused(arm, row)
 

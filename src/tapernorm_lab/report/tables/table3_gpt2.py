@@ -169,7 +169,8 @@ def _shared_notes(rows: Sequence[Row]) -> Iterator[str]:
 def _codes(scored: Sequence[Row]) -> list[Row]:
     """Return the evaluations and the fine-tunes behind them."""
     tuned = [row for row in scored if row["kind"] == "finetuned"]
-    return [*scored, *(row | {"commit": row["finetune_commit"], "torch": row["finetune_torch"]} for row in tuned)]
+    own = {"commit": "finetune_commit", "torch": "finetune_torch", "linear": "finetune_linear"}
+    return [*scored, *(row | {name: row.get(column) for name, column in own.items()} for row in tuned)]
 
 
 def _origin(scored: Sequence[Row]) -> Iterator[str]:
