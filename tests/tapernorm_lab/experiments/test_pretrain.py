@@ -118,9 +118,9 @@ def test_a_run_leaves_its_results_and_its_lock_alone(tokens: Path, tmp_path: Pat
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize(("rate", "count"), [(0.1, 1), (0.9, 0)])
+@pytest.mark.parametrize(("rate", "count"), [(0.1, 1), (1.0, 0)])
 def test_a_long_horizon_is_told_once_in_the_log(tokens: Path, tmp_path: Path, capsys, rate: float, count: int) -> None:
-    job = make_job(ema_rate=rate, start_fraction=0.9)  # 1/m of 10 or 1.1 steps, k_start of 11
+    job = make_job(ema_rate=rate, start_fraction=0.9)  # 1/m of 10 steps or one, k_start of 11
     pretrain(job, tokens, tmp_path / "run", HARDWARE)
     assert capsys.readouterr().err.count("taper.ema_rate") == count
 
