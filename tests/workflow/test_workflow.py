@@ -17,10 +17,10 @@ from tapernorm_lab.cli.main import main
 
 pytestmark = pytest.mark.slow
 TEST = "config/test.yaml"
-TABLES = ("1", "2", "2x", "2v1", "3", "3x", "4", "5")
+TABLES = ("1", "2", "2x", "2v1", "3", "3x", "4", "5", "_int8")
 FIGURES = ("1a", "1b", "2", "_decode", "_finetune")
 OF_PUBLICATION = ("config.json", "provenance.csv", "rows/curves.csv.gz", "gpt2_rows/curves.csv.gz")
-REPORT = {"bench": 2, "rows_training": 1, "table": 6, "figure": 4, "tables": 1, "figures": 1}
+REPORT = {"bench": 2, "rows_training": 1, "int8_rows": 1, "table": 7, "figure": 4, "tables": 1, "figures": 1}
 
 
 def make_smaller(folder: Path) -> None:

@@ -15,6 +15,8 @@ from torch.nn.functional import linear
 
 IGNORED = -100  # target that does not count, as in F.cross_entropy
 _CHUNK = {"cpu": 1 << 20}  # logits of a chunk that stays in a core's cache
+_NARROW = 64  # most channels at which a product with (D, V) is faster than one with (V, D)
+_LEAST_ROWS = 2  # times D
 _CHUNK_ELSEWHERE = 1 << 26  # on a GPU, whose matrix products need many rows
 
 
@@ -46,7 +48,8 @@ def _operands(head: nn.Linear, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor |
 
 
 def _rows(x: Tensor, weight: Tensor) -> int:
-    return max(1, _CHUNK.get(x.device.type, _CHUNK_ELSEWHERE) // len(weight))
+    """Return the tokens of a chunk. With fewer than 2 D, adding up the gradient by W takes time."""
+    return max(_CHUNK.get(x.device.type, _CHUNK_ELSEWHERE) // len(weight), _LEAST_ROWS * x.shape[1])
 
 
 @torch.library.custom_op("tapernorm_lab::linear_cross_entropy", mutates_args=())
@@ -60,7 +63,9 @@ def _linear_cross_entropy(
     places = targets.clamp(min=0)[:, None]
     losses = torch.empty(len(x), 1, dtype=wide, device=x.device)
     x_gradient = torch.empty_like(x)
-    weight_gradient = torch.zeros(weight.shape[::-1], dtype=wide, device=x.device)  # (D, V): the faster product
+    weight_gradient = torch.zeros(weight.shape, dtype=wide, device=x.device)
+    if x.shape[1] <= _NARROW:
+        weight_gradient = weight_gradient.view(weight.shape[::-1]).t()
     bias_gradient = torch.zeros(0 if bias is None else len(weight), dtype=wide, device=x.device)
     rows = _rows(x, weight)
     for first in range(0, len(x), rows):
@@ -74,14 +79,17 @@ def _linear_cross_entropy(
         logits.scatter_add_(1, places[part], torch.full_like(at_target, -1))
         gradient = logits.to(x.dtype)
         x_gradient[part] = linear(gradient, weight.t()) * counted[part]
-        theirs = (x[part] * counted[part]).t()
-        weight_gradient += linear(theirs, gradient.t())
+        theirs = x[part] * counted[part]
+        if wide is x.dtype:
+            weight_gradient.addmm_(gradient.t(), theirs)
+        else:
+            weight_gradient += gradient.t() @ theirs
         if bias is not None:
             bias_gradient += (counted[part].t() @ gradient)[0]
     number = counts.sum()
     loss = torch.where(counts, losses, 0).sum() / number
-    gradients = (x_gradient, weight_gradient.t(), bias_gradient)
-    x_gradient, weight_gradient, bias_gradient = (g.div(number).to(x.dtype).contiguous() for g in gradients)
+    gradients = (x_gradient, weight_gradient, bias_gradient)
+    x_gradient, weight_gradient, bias_gradient = (g.div_(number).to(x.dtype).contiguous() for g in gradients)
     return loss, x_gradient, weight_gradient, bias_gradient
 
 

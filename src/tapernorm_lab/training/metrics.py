@@ -55,7 +55,7 @@ class StepMeter:
             weight = share * len(some) / scale.numel()
             low, high = some.aminmax()
             self._logit_square += weight * (torch.linalg.vector_norm(some).item() ** 2 / some.numel())
-            centred = some - some.mean(-1, keepdim=True)  # Tensor.var takes twenty times as long on a CPU
+            centred = some - some.mean(-1, keepdim=True)  # Tensor.var takes many times as long on a CPU
             self._logit_variance += weight * (torch.linalg.vector_norm(centred).item() ** 2 / some.numel())
             self._logit_max = max(self._logit_max, high.item(), -low.item())
         self._scale += share * scale.mean().item()

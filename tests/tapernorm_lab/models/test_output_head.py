@@ -22,6 +22,7 @@ ROWS = 4  # of a chunk: five whole ones and a last of one token
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setitem(module._CHUNK, "cpu", ROWS * V + 3)
+    monkeypatch.setattr(module, "_LEAST_ROWS", 0)
 
 
 def problem(*, bias=False, dtype=torch.float64):
@@ -55,7 +56,9 @@ def agree(found, expected, tolerance=1e-12):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, ROWS, B * T, 1000])
-def test_loss_and_gradients_are_those_of_the_whole_matrix(bias, rows, monkeypatch):
+@pytest.mark.parametrize("narrow", [0, D])
+def test_loss_and_gradients_are_those_of_the_whole_matrix(bias, rows, narrow, monkeypatch):
+    monkeypatch.setattr(module, "_NARROW", narrow)
     monkeypatch.setitem(module._CHUNK, "cpu", rows * V)
     head, hidden, targets = problem(bias=bias)
     found = derived(head_cross_entropy, head, hidden, targets, share=0.37)
@@ -124,10 +127,10 @@ def test_no_chunk_is_larger_than_its_share(monkeypatch):
     found = list(logits_by_chunk(head, hidden))
     assert list(map(len, found)) == chunks
     assert close(torch.cat(found), head(hidden).flatten(0, 1))
-    monkeypatch.setitem(module._CHUNK, "cpu", B * T * V)
+    monkeypatch.setattr(module, "_LEAST_ROWS", 2)
     sizes.clear()
     head_cross_entropy(head, hidden, targets)
-    assert sizes == [B * T]
+    assert sizes == [2 * D, 2 * D, 1]
 
 
 def test_a_second_backward_pass_is_the_same_and_a_second_derivative_is_refused():
