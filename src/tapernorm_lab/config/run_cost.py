@@ -17,8 +17,8 @@ from pydantic import Field
 from tapernorm.models.decoder_config import DecoderConfig
 from tapernorm.util.errors import UserError
 
-from .horizon import horizon_warning
 from .job_cost import Load, gpt2_shape, gpt2_vocabulary
+from .jobs import horizon_warning
 from .published import PRETRAIN_HOURS_H100
 from .run import Config
 from .sections import DataConfig, PositiveInt, Strict

@@ -11,8 +11,7 @@ from tapernorm.scale_loss import relative_target_loss
 from tapernorm.taper import Taper, attach_norms
 from tapernorm.util.rng import generator
 
-from ..config.horizon import horizon_warning
-from ..config.jobs import PretrainJob
+from ..config.jobs import PretrainJob, horizon_warning
 from ..config.sections import HardwareConfig, Strict
 from ..data.token_stream import TokenStream, windows
 from ..training.device import take_device

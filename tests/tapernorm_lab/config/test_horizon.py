@@ -6,8 +6,7 @@ import pytest
 from places import ROOT
 from training import make_job
 
-from tapernorm_lab.config.horizon import horizon_warning
-from tapernorm_lab.config.jobs import PretrainJob
+from tapernorm_lab.config.jobs import PretrainJob, horizon_warning
 from tapernorm_lab.config.load import load_config
 from tapernorm_lab.config.run_cost import Speed, cost_text
 from tapernorm_lab.config.sections import TaperConfig
