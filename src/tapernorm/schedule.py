@@ -77,6 +77,11 @@ def ema_rate_over(start: int, horizon: float = HORIZON) -> float:
     return 1 / max(2.0, horizon * start)
 
 
+def default_ema_rate(schedule: object) -> float:
+    """Return m where none is given: that of the default horizon, or the paper's 0.01 without a schedule."""
+    return ema_rate_over(schedule.start) if isinstance(schedule, GateSchedule) else 0.01
+
+
 def lr_at(step: int, *, steps: int, peak: float, warmup: int, floor: float = 0.0) -> float:
     """Return the learning rate at optimizer step k = `step` of N = `steps`, with W = `warmup`.
 

@@ -37,12 +37,10 @@ from .calibrate import require_training, update_means
 from .level_loss import Levels
 from .norms import Form, Gate, TaperNorm, require_taperable, taper, untaper
 from .scale_loss import ScaleLoss, ScaleProbe, ScaleTarget, fixed_target_loss
-from .schedule import GateSchedule, ema_rate_over, gate_at, whole_number
+from .schedule import GateSchedule, default_ema_rate, gate_at, whole_number
 from .token_mask import TokenMask
 from .util.errors import UserError
 from .util.norm_driver import DRIVER, buffers_of, install, load_buffers, require_free, require_trained, uninstall
-
-_EMA_RATE = 0.01  # the paper's m, for a taper without a schedule
 
 
 def attach(
@@ -66,9 +64,8 @@ def attach(
         final: whether to taper the final norm too (All-Taper).
         sites: `fnmatch` patterns of the internal norms to taper. None tapers all of them.
         schedule: the gate g as a function of the optimizer step. `Taper.set_step` needs it.
-        ema_rate: m in (0, 1], the weight of one step in the running means behind c and s_tgt. None derives it from the
-            schedule, m = 1 / max(2, 0.02 k_start), so that the means follow a model from scratch, whose scale climbs.
-            Without a schedule, None is the paper's 0.01. For a pretrained model 0.1 is a good value.
+        ema_rate: m in (0, 1], the weight of one step in the running means behind c and s_tgt. None, which suits a model
+            from scratch: 1 / max(2, 0.02 k_start), or 0.01 without a schedule. Give 0.1 for a pretrained model.
         anchor_weight: lambda >= 0 of the fixed-target scale loss, equation (5). 0 leaves that loss out.
         level_weight: weight >= 0 of the loss that levels the token scales at every tapered norm. It helps models with
             massive activations. 0 leaves that loss out and fits c by least squares.
@@ -83,8 +80,7 @@ def attach(
     names = select_norms(model, final=final, sites=sites)
     if not names:
         raise UserError("sites is empty and final is False, which tapers nothing: name norms, or leave sites out")
-    if ema_rate is None:
-        ema_rate = ema_rate_over(schedule.start) if isinstance(schedule, GateSchedule) else _EMA_RATE
+    ema_rate = default_ema_rate(schedule) if ema_rate is None else ema_rate
     return attach_norms(
         model, names, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight, level_weight=level_weight
     )
