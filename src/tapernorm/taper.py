@@ -64,8 +64,7 @@ def attach(
         final: whether to taper the final norm too (All-Taper).
         sites: `fnmatch` patterns of the internal norms to taper. None tapers all of them.
         schedule: the gate g as a function of the optimizer step. `Taper.set_step` needs it.
-        ema_rate: m in (0, 1], the weight of one step in the running means behind c and s_tgt. None, which suits a model
-            from scratch: 1 / max(2, 0.02 k_start), or 0.01 without a schedule. Give 0.1 for a pretrained model.
+        ema_rate: m in (0, 1] of the means behind c and s_tgt; None: `default_ema_rate`. Pretrained models want 0.1.
         anchor_weight: lambda >= 0 of the fixed-target scale loss, equation (5). 0 leaves that loss out.
         level_weight: weight >= 0 of the loss that levels the token scales at every tapered norm. It helps models with
             massive activations. 0 leaves that loss out and fits c by least squares.
@@ -80,10 +79,9 @@ def attach(
     names = select_norms(model, final=final, sites=sites)
     if not names:
         raise UserError("sites is empty and final is False, which tapers nothing: name norms, or leave sites out")
-    ema_rate = default_ema_rate(schedule) if ema_rate is None else ema_rate
-    return attach_norms(
-        model, names, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight, level_weight=level_weight
-    )
+    rate = default_ema_rate(schedule) if ema_rate is None else ema_rate
+    weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
+    return attach_norms(model, names, schedule=schedule, ema_rate=rate, **weights)
 
 
 def attach_norms(
