@@ -80,7 +80,7 @@ def attach(
     if not names:
         raise UserError("sites is empty and final is False, which tapers nothing: name norms, or leave sites out")
     rate = default_ema_rate(schedule) if ema_rate is None else ema_rate
-    weights = {"anchor_weight": anchor_weight, "level_weight": level_weight}
+    weights: Any = {"anchor_weight": anchor_weight, "level_weight": level_weight}
     return attach_norms(model, names, schedule=schedule, ema_rate=rate, **weights)
 
 

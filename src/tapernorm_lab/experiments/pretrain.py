@@ -81,8 +81,6 @@ def train_decoder(
     work = training_work(kind, identity, data_hashes(train_stream.manifest))
 
     def make_trainer() -> Trainer:
-        if leads() and (warning := horizon_warning([job])):
-            print(warning, file=sys.stderr)
         model = Decoder(job.model).initialize(generator(job.seed, "init"))
         prepare(model)
         model.to(device)
@@ -119,6 +117,8 @@ def attach_variant(model: Decoder, job: PretrainJob, *, kind: type[Taper] = Tape
     """
     if job.taper is None:
         return None
+    if leads() and (warning := horizon_warning([job])):
+        print(warning, file=sys.stderr)
     taper = attach_norms(
         model,
         select_norms(model, final=job.variant.final, sites=None if job.variant.internal else ()),
