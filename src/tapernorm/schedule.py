@@ -5,6 +5,8 @@ import operator
 from dataclasses import dataclass
 from typing import Any, Self
 
+HORIZON = 0.02  # of the steps before k_start: what running means reach back over, where nothing else is said
+
 
 @dataclass(frozen=True)
 class GateSchedule:
@@ -65,6 +67,19 @@ def gate_at(step: int, schedule: GateSchedule) -> float:
     if step >= schedule.end:
         return 0.0
     return 0.5 * (1.0 + math.cos(math.pi * (step - schedule.start) / (schedule.end - schedule.start)))
+
+
+def ema_rate_over(start: int, horizon: float = HORIZON) -> float:
+    """Return m = 1 / max(2, H k_start), the rate of running means over a fraction H = `horizon` of the gate's warm-up.
+
+    The warm-up is the k_start = `start` steps at g = 1. The mean reaches back over 1/m steps, at least two.
+    """
+    return 1 / max(2.0, horizon * start)
+
+
+def default_ema_rate(schedule: object) -> float:
+    """Return m where none is given: that of the default horizon, or the paper's 0.01 without a schedule."""
+    return ema_rate_over(schedule.start) if isinstance(schedule, GateSchedule) else 0.01
 
 
 def lr_at(step: int, *, steps: int, peak: float, warmup: int, floor: float = 0.0) -> float:

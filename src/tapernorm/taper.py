@@ -37,7 +37,7 @@ from .calibrate import require_training, update_means
 from .level_loss import Levels
 from .norms import Form, Gate, TaperNorm, require_taperable, taper, untaper
 from .scale_loss import ScaleLoss, ScaleProbe, ScaleTarget, fixed_target_loss
-from .schedule import GateSchedule, gate_at, whole_number
+from .schedule import GateSchedule, default_ema_rate, gate_at, whole_number
 from .token_mask import TokenMask
 from .util.errors import UserError
 from .util.norm_driver import DRIVER, buffers_of, install, load_buffers, require_free, require_trained, uninstall
@@ -49,7 +49,7 @@ def attach(
     final: bool = False,
     sites: Sequence[str] | None = None,
     schedule: GateSchedule | None = None,
-    ema_rate: float = 0.01,
+    ema_rate: float | None = None,
     anchor_weight: float = 0.0,
     level_weight: float = 0.0,
 ) -> "Taper":
@@ -64,7 +64,7 @@ def attach(
         final: whether to taper the final norm too (All-Taper).
         sites: `fnmatch` patterns of the internal norms to taper. None tapers all of them.
         schedule: the gate g as a function of the optimizer step. `Taper.set_step` needs it.
-        ema_rate: m in (0, 1], the weight of one step in the running means behind c and s_tgt.
+        ema_rate: m in (0, 1] of the means behind c and s_tgt; None: `default_ema_rate`. Pretrained models want 0.1.
         anchor_weight: lambda >= 0 of the fixed-target scale loss, equation (5). 0 leaves that loss out.
         level_weight: weight >= 0 of the loss that levels the token scales at every tapered norm. It helps models with
             massive activations. 0 leaves that loss out and fits c by least squares.
@@ -79,9 +79,9 @@ def attach(
     names = select_norms(model, final=final, sites=sites)
     if not names:
         raise UserError("sites is empty and final is False, which tapers nothing: name norms, or leave sites out")
-    return attach_norms(
-        model, names, schedule=schedule, ema_rate=ema_rate, anchor_weight=anchor_weight, level_weight=level_weight
-    )
+    rate = default_ema_rate(schedule) if ema_rate is None else ema_rate
+    weights: Any = {"anchor_weight": anchor_weight, "level_weight": level_weight}
+    return attach_norms(model, names, schedule=schedule, ema_rate=rate, **weights)
 
 
 def attach_norms(

@@ -57,7 +57,7 @@ def refused(model, match, **options):
     [
         *[({"anchor_weight": value}, "anchor_weight must be") for value in (-1, NAN, INF, "0.1", None)],
         *[({"level_weight": value}, "level_weight must be") for value in (-1e-9, NAN, -INF)],
-        *[({"ema_rate": value}, r"ema_rate must lie in \(0, 1\]") for value in (0, -0.1, 1.1, NAN, INF, None, True)],
+        *[({"ema_rate": value}, r"ema_rate must lie in \(0, 1\]") for value in (0, -0.1, 1.1, NAN, INF, True)],
         ({"sites": []}, "tapers nothing"),
         ({"sites": ()}, "tapers nothing"),
         ({"sites": "*.ln_1"}, r"sites=\['\*.ln_1'\]"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tapernorm.schedule import GateSchedule, gate_at, lr_at
+from tapernorm.schedule import GateSchedule, ema_rate_over, gate_at, lr_at
 
 SCHEDULE = GateSchedule(start=4, end=12)
 
@@ -59,3 +59,19 @@ def test_fractions_that_round_to_an_impossible_window_are_refused(steps, start, 
 )
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_zero_at_the_end(step, lr):
     assert lr_at(step, steps=20, peak=2.0, warmup=4) == pytest.approx(lr, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("start", "horizon", "rate"),
+    [
+        *[(5_000, 0.02, 0.01), (10_000, 0.02, 0.005), (15_000, 0.02, 1 / 300)],  # the paper's lengths
+        *[(100, 0.02, 0.5), (99, 0.02, 0.5), (1, 0.02, 0.5), (101, 0.02, 1 / 2.02)],  # at least two steps
+        *[(60, 0.1, 1 / 6), (60, 1.0, 1 / 60)],
+    ],
+)
+def test_running_means_reach_back_over_a_fraction_of_the_warm_up(start, horizon, rate):
+    assert ema_rate_over(start, horizon) == pytest.approx(rate, rel=1e-12)
+
+
+def test_the_default_horizon_gives_the_paper_its_rate():
+    assert [round(ema_rate_over(start), 4) for start in (5_000, 10_000, 15_000)] == [0.01, 0.005, 0.0033]

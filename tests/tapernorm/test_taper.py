@@ -5,6 +5,7 @@ import math
 import shutil
 
 import builders
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -511,3 +512,29 @@ def test_inductor_trains_like_eager():
     assert losses == pytest.approx(eager_losses, rel=1e-5)
     assert constants == pytest.approx(eager_constants, rel=1e-5)
     assert target == pytest.approx(eager_target, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        ({"schedule": GateSchedule(500, 900)}, 0.1),
+        ({"schedule": GateSchedule(5_000, 9_000)}, 0.01),
+        ({"schedule": GateSchedule(3, 9)}, 0.5),
+        ({"schedule": GateSchedule(500, 900), "ema_rate": 0.3}, 0.3),
+        ({}, 0.01),
+    ],
+)
+def test_the_rate_of_the_means_follows_from_the_schedule_unless_it_is_given(options, rate):
+    """s_tgt after batches x_1, x_2 is (m (1 - m) x_1 + m x_2) / (1 - (1 - m)^2), of models that attach alike."""
+    batches = [tokens(seed=5), tokens(seed=6)]
+    model, driver = builders.attached(**{"schedule": None, "ema_rate": None, **options})
+    seen = []
+    for batch in batches:
+        observe(model, driver, batch)
+        s = builders.inputs_of(model, ("model.norm",), batch)["model.norm"]
+        seen.append(np.sqrt((s**2).mean(-1) + model.get_submodule("model.norm").eps).mean())
+    driver.calibrate()
+    expected = (rate * (1 - rate) * seen[0] + rate * seen[1]) / (1 - (1 - rate) ** 2)
+    assert driver.scale_target.item() == pytest.approx(expected, rel=1e-12)
+    wrong = rate / 2
+    assert expected != pytest.approx((wrong * (1 - wrong) * seen[0] + wrong * seen[1]) / (1 - (1 - wrong) ** 2), 1e-9)

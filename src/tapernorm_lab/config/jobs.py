@@ -3,11 +3,13 @@
 A changed setting therefore reruns the jobs that hold it, and no other. Hardware settings are not part of a job.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tapernorm.models.decoder_config import DecoderConfig
+from tapernorm.schedule import GateSchedule, ema_rate_over
 from tapernorm.util.errors import UserError
 
 from .gpt2 import (
@@ -38,6 +40,8 @@ from .sections import (
     WidthConfig,
 )
 from .variants import AnyVariant
+
+_LONGEST_HORIZON = 0.1  # of the steps before the gate falls; longer running means are warned of
 
 
 class CorpusJob(Strict):
@@ -114,10 +118,44 @@ class PretrainJob(Strict):
                 "and every other variant has one"
             )
         if self.taper is not None:
-            from tapernorm.schedule import GateSchedule
-
-            GateSchedule.from_fractions(self.steps, self.taper.start_fraction, self.taper.end_fraction)
+            self.schedule_of(self.taper)
         return self
+
+    def schedule_of(self, taper: TaperConfig) -> GateSchedule:
+        """Return the schedule of the gate, in optimizer steps of this job.
+
+        Raises:
+            ValueError: as `GateSchedule.from_fractions`.
+        """
+        return GateSchedule.from_fractions(self.steps, taper.start_fraction, taper.end_fraction)
+
+    def ema_rate_of(self, taper: TaperConfig) -> float:
+        """Return m of the running means: the setting `ema_rate`, or what follows from `ema_horizon`."""
+        if taper.ema_rate is not None:
+            return taper.ema_rate
+        return ema_rate_over(self.schedule_of(taper).start, taper.ema_horizon)
+
+
+def horizon_warning(jobs: Iterable[PretrainJob]) -> str | None:
+    """Return a sentence on those of `jobs` whose horizon 1/m exceeds a tenth of k_start; None if none does.
+
+    The pre-logit scale climbs while a model is trained from scratch. A mean over most of that climb lies far below the
+    scale at k_start, and so does the target that it gives the scale loss.
+    """
+    found = [(1 / job.ema_rate_of(taper), job.schedule_of(taper).start) for job in jobs if (taper := job.taper)]
+    if not (long := [(horizon, start) for horizon, start in found if horizon > _LONGEST_HORIZON * start]):
+        return None
+    horizon, start = (_range(values) for values in zip(*long, strict=True))
+    some = f" in {len(long)} of {len(found)} trainings" if len(found) > 1 else ""
+    return (
+        f"warning: the running means behind c and s_tgt reach back over 1/m = {horizon} steps{some}, more than a tenth "
+        f"of the {start} steps before the gate falls. Set taper.ema_rate to null, or train for more steps"
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{value:.4g}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 class BpeJob(Strict):

@@ -18,6 +18,7 @@ from tapernorm.models.decoder_config import DecoderConfig
 from tapernorm.util.errors import UserError
 
 from .job_cost import Load, gpt2_shape, gpt2_vocabulary
+from .jobs import horizon_warning
 from .published import PRETRAIN_HOURS_H100
 from .run import Config
 from .sections import DataConfig, PositiveInt, Strict
@@ -177,7 +178,12 @@ def cost_text(config: Config, speed: Speed) -> str:
     for rule, *numbers in rows:
         cells = [rule.ljust(widths[0]), *(c.rjust(w) for c, w in zip(numbers, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, "", *_totals(costs, speed)])
+    lines += ["", *_totals(costs, speed)]
+    jobs = [config.pretrain_job(*cell) for cell in config.pretrain_cells()]
+    jobs += [config.arm_job(*cell).pretrain for cell in config.study_cells()]
+    if warning := horizon_warning(jobs):
+        lines += ["", warning]
+    return "\n".join(lines)
 
 
 def _cells(cost: RuleCost, hours: float | None) -> tuple[str, ...]:

@@ -5,7 +5,18 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from tapernorm.schedule import HORIZON
 
 from .variants import PaperVariant
 
@@ -145,8 +156,17 @@ class TaperConfig(Strict):
 
     start_fraction: Annotated[float, Field(gt=0, lt=1)]  # of the steps: where the gate starts to fall
     end_fraction: Annotated[float, Field(gt=0, le=1)]  # of the steps: where the gate reaches 0; the paper's is 1.0
-    ema_rate: Annotated[float, Field(gt=0, le=1)]  # m, the rate of the moving averages
+    ema_rate: Rate | None  # m, the rate of the running means behind c and s_tgt; null: follows from ema_horizon
+    ema_horizon: Rate = HORIZON  # 1/m as a fraction of the steps before the gate falls, at least 2 steps; see ema_rate
     anchor_weight: Annotated[float, Field(ge=0)]  # lambda of the scale loss, in the variants that have one
+
+    @model_serializer(mode="wrap")
+    def _in_force(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a horizon that `ema_rate` replaces, so that it is no part of a job's identity."""
+        content = dump(self)
+        if self.ema_rate is not None:
+            del content["ema_horizon"]
+        return content
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -217,7 +217,8 @@ def changed(job: PretrainJob, settings: Mapping[str, float]) -> PretrainJob:
     """
     content = job.model_dump(mode="json")
     known = [name for name in SETTINGS if isinstance(content[name], int)]
-    known += [f"{s}.{key}" for s in SETTINGS for key, v in _section(content, s).items() if isinstance(v, int | float)]
+    numbers = int | float | None  # an ema_rate of null may become a number
+    known += [f"{s}.{key}" for s in SETTINGS for key, v in _section(content, s).items() if isinstance(v, numbers)]
     if unknown := settings.keys() - set(known):
         raise ValueError(
             f"an arm of variant {job.variant} cannot set {', '.join(sorted(unknown))}; it has {', '.join(known)}"

@@ -1,5 +1,6 @@
 """One pre-training job: build and train the model of its variant, and score it at g = 0 (method.md section 9)."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,16 @@ from typing import Any
 from tapernorm.architectures import select_norms
 from tapernorm.models.decoder import Decoder
 from tapernorm.scale_loss import relative_target_loss
-from tapernorm.schedule import GateSchedule
 from tapernorm.taper import Taper, attach_norms
 from tapernorm.util.rng import generator
 
-from ..config.jobs import PretrainJob
+from ..config.jobs import PretrainJob, horizon_warning
 from ..config.sections import HardwareConfig, Strict
 from ..data.token_stream import TokenStream, windows
 from ..training.device import take_device
 from ..training.norm_driver import TaperDriver, norms_told
 from ..training.plan import Optimisation, plan_on_stream
+from ..training.ranks import leads
 from ..training.run_folder import data_hashes, require_vocabulary, run_training, training_work
 from ..training.trainer import Trainer
 from ..training.validation_loss import Evaluation, scoring_windows
@@ -116,12 +117,14 @@ def attach_variant(model: Decoder, job: PretrainJob, *, kind: type[Taper] = Tape
     """
     if job.taper is None:
         return None
+    if leads() and (warning := horizon_warning([job])):
+        print(warning, file=sys.stderr)
     taper = attach_norms(
         model,
         select_norms(model, final=job.variant.final, sites=None if job.variant.internal else ()),
         kind=kind,
-        schedule=GateSchedule.from_fractions(job.steps, job.taper.start_fraction, job.taper.end_fraction),
-        ema_rate=job.taper.ema_rate,
+        schedule=job.schedule_of(job.taper),
+        ema_rate=job.ema_rate_of(job.taper),
         anchor_weight=job.taper.anchor_weight,
     )
     if job.variant.anchor == "relative":

@@ -13,6 +13,7 @@ from tapernorm.util.errors import UserError
 
 from ..config.gpt2 import FinetuneConfig, TaperWindow
 from ..config.jobs import TuningJob
+from ..config.sections import PositiveInt
 from ..training.device import pick_device
 from .options import Request
 
@@ -23,13 +24,16 @@ _MICRO_TOKENS = 8192  # per forward pass
 class TaperJob(TuningJob):
     """The settings of a taper, without model and text. With `taper` None it is a control, which keeps its norms.
 
+    A control with a level weight has the level loss of the taper that it is a control for, at the same norms.
+
     The JSON keeps the form of earlier versions, in which a taper was a fine-tune of a GPT-2 of size "own". That form
     identifies run folders and checkpoints.
     """
 
     final: bool  # taper the final norm too
     sites: tuple[str, ...] | None  # patterns of the internal norms to taper; null: all
-    level_weight: Annotated[float, Field(ge=0)]  # of the level loss, at every tapered norm
+    level_weight: Annotated[float, Field(ge=0)]  # of the level loss, at every norm that the job tapers or would taper
+    levels_fixed_at: PositiveInt | None  # optimizer step at which a levelled control fixes its levels; others: null
 
     @model_validator(mode="after")
     def _micro_batch_fits(self) -> Self:
@@ -39,14 +43,25 @@ class TaperJob(TuningJob):
             raise ValueError(f"level_weight={self.level_weight} and micro_batch={self.micro_batch} do not go together")
         return self
 
+    @model_validator(mode="after")
+    def _control_fits(self) -> Self:
+        if (self.levels_fixed_at is not None) != (self.taper is None and self.level_weight > 0):
+            raise ValueError(
+                f"levels_fixed_at={self.levels_fixed_at}, taper={self.taper} and level_weight={self.level_weight} do "
+                "not go together"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _as_fine_tune(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         told = serialize(self)
         final, sites, level_weight = (told.pop(name) for name in ("final", "sites", "level_weight"))
+        fixed_at = told.pop("levels_fixed_at")
         method = "vanilla" if self.taper is None else "all_aux" if final else "internal_aux"
         asked_for_more = sites is not None or level_weight > 0
         more = {"sites": sites, "level_weight": level_weight} if asked_for_more else {}
-        return {"method": method, "size": "own", **told, "fakeln": None, **more}
+        control = {} if fixed_at is None else {"final": final, "levels_fixed_at": fixed_at}
+        return {"method": method, "size": "own", **told, "fakeln": None, **more, **control}
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ def job_of(request: Request, model: nn.Module) -> TaperJob:
     if context > context_of(model):
         raise UserError(f"--context {context} exceeds the context {context_of(model)} of the model: give that or less")
     lr, steps, levelled = request.lr or scale.lr, request.steps, request.level_weight > 0
+    window = _window(steps)
     batch = request.batch or max(1, scale.tokens // context)
     return TaperJob(
         seed=request.seed,
@@ -101,11 +117,12 @@ def job_of(request: Request, model: nn.Module) -> TaperJob:
         aux_weight=0.0
         if levelled or request.keep_norms
         else scale.anchor_weight,  # the level loss replaces the scale loss
-        taper=None if request.keep_norms else _window(steps),
+        taper=None if request.keep_norms else window,
         micro_batch=micro_batch_of(request, batch, context) if levelled else None,  # without levels, a hardware setting
         final=request.final,
         sites=request.sites,
         level_weight=request.level_weight,
+        levels_fixed_at=window.start if request.keep_norms and levelled else None,
     )
 
 

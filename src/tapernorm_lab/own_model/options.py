@@ -62,7 +62,10 @@ OPTIONS = {  # field -> its option, in the notation of `cli.arguments.options`, 
         "--level X",
         "replace the scale loss by a loss of this weight that makes the token scales equal; try 0.2",
     ),
-    "keep_norms": ("--keep-norms", "train a control: the same steps, with every norm kept and no export"),
+    "keep_norms": (
+        "--keep-norms",
+        "train a control: the same steps, and with --level the same loss, with every norm kept and no export",
+    ),
     "precision": (
         "--precision float32|bf16",
         "bf16: autocast, with the weights in float32; default: bf16 on a GPU, else float32",
@@ -220,9 +223,14 @@ def _require_names(names: list[str]) -> None:
 
 
 def _require_whole_control(request: Request) -> None:
-    """Raise UserError if --keep-norms comes with an option of tapering or export."""
-    given = [option_of(name) for name in ("final", "sites", "level_weight", "form") if getattr(request, name)]
+    """Raise UserError if --keep-norms comes with an option that a control would ignore.
+
+    With --level, --final and --sites say at which norms that loss acts.
+    """
+    unused = ("form",) if request.level_weight > 0 else ("final", "sites", "form")
+    given = [option_of(name) for name in unused if getattr(request, name)]
     if request.keep_norms and given:
+        more = "" if request.level_weight > 0 else " without --level"
         raise UserError(
-            f"--keep-norms tapers and exports nothing, so it takes no {', '.join(given)}: remove one or the other"
+            f"--keep-norms tapers and exports nothing, so it takes no {', '.join(given)}{more}: remove one or the other"
         )

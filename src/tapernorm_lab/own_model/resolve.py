@@ -64,7 +64,8 @@ def resolve(request: Request, texts: Texts) -> TaperRun:
     base = find(request.model, weights=False)
     model = skeleton(base)
     job = job_of(request, model)
-    tapered = () if request.keep_norms else select_norms(model, final=request.final, sites=request.sites)
+    chosen = select_norms(model, final=request.final, sites=request.sites)
+    tapered = () if request.keep_norms else chosen
     not_stock = why_not_stock(model, set(tapered))
     run = TaperRun(
         source=request.model,

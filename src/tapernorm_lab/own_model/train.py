@@ -23,6 +23,7 @@ from ..training.run_folder import train_in
 from ..training.trainer import Trainer
 from .export_run import STORY
 from .job import TaperJob
+from .levelled_control import attach_control
 from .options import HELD_OUT
 from .resolve import TaperRun
 from .scale_warnings import LEVEL, sample_scales
@@ -91,7 +92,9 @@ def remedy_of(job: TaperJob) -> str:
 
 
 def _attach(model: nn.Module, job: TaperJob) -> Taper | None:
-    """Attach the taper of a job and return it; None for a control."""
+    """Attach the taper of a job and return it; None for a control without a level loss."""
+    if job.levels_fixed_at is not None:
+        return attach_control(model, job, fixed_at=job.levels_fixed_at)
     if job.taper is None:
         return None
     return attach(

@@ -160,7 +160,7 @@ def test_the_schema_needs_every_key_that_the_model_needs():
     [
         (
             {"taper__end_fractoin": 1.0},
-            "taper.end_fractoin: unknown key; valid keys here are anchor_weight, ema_rate",
+            "taper.end_fractoin: unknown key; valid keys here are anchor_weight, ema_horizon",
         ),
         ({"trian": {}}, "valid keys here are assumptions, bench, caption, data"),
         (

@@ -118,6 +118,13 @@ def test_a_run_leaves_its_results_and_its_lock_alone(tokens: Path, tmp_path: Pat
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize(("rate", "count"), [(0.1, 1), (1.0, 0)])
+def test_a_long_horizon_is_told_once_in_the_log(tokens: Path, tmp_path: Path, capsys, rate: float, count: int) -> None:
+    job = make_job(ema_rate=rate, start_fraction=0.9)  # 1/m of 10 steps or one, k_start of 11
+    pretrain(job, tokens, tmp_path / "run", HARDWARE)
+    assert capsys.readouterr().err.count("taper.ema_rate") == count
+
+
 def test_the_result_is_the_contract(tokens: Path, tmp_path: Path) -> None:
     job = make_job()
     returned = pretrain(job, tokens, tmp_path, HARDWARE)
@@ -268,7 +275,7 @@ CHANGES: list[dict[str, Any]] = [
     *({"seed": 4}, {"steps": 13}, {"d_ff": 24}, {"norm": "layernorm"}, {"tie_head": False}, {"rope_theta": 500.0}),
     *({"batch": 5}, {"lr": 2e-2}, {"warmup_fraction": 0.2}, {"betas": [0.9, 0.99]}, {"weight_decay": 0.0}),
     *({"clip_norm": 0.5}, {"precision": "bf16"}, {"start_fraction": 0.2}, {"end_fraction": 0.9}, {"ema_rate": 0.2}),
-    {"anchor_weight": 0.2},
+    *({"anchor_weight": 0.2}, {"ema_rate": None}),
 ]
 
 

@@ -118,8 +118,14 @@ def test_a_text_that_is_not_there_is_named_by_its_option() -> None:
 
 @pytest.mark.usefixtures("home")
 def test_a_control_asks_for_no_taper() -> None:
-    for changes in ({"final": True}, {"sites": ("*",)}, {"level_weight": 0.1}, {"form": "stock"}):
+    for changes in ({"final": True}, {"sites": ("*",)}, {"form": "stock"}, {"form": "stock", "level_weight": 0.1}):
         assert "--keep-norms " in said(request(keep_norms=True, **changes))
+
+
+@pytest.mark.usefixtures("home")
+def test_a_control_takes_the_level_loss_of_its_taper() -> None:
+    for changes in ({}, {"final": True}, {"sites": ("*",)}):
+        check(request(keep_norms=True, level_weight=0.1, **changes))
 
 
 def taper(*words: str) -> list[str]:

@@ -368,7 +368,7 @@ def test_the_remedy_fits_the_job():
     remedies = {
         ("--lr", "--level 0.2", "--sites", "--dry-run"): ({}, {"sites": ("*.0.*",)}),
         ("--lr", "--level", "--sites", "--dry-run"): ({"level_weight": 0.2},),
-        ("--lr",): ({"keep_norms": True},),
+        ("--lr",): ({"keep_norms": True}, {"keep_norms": True, "level_weight": 0.2}),
     }
     for options, requests in remedies.items():
         for more in requests:
@@ -567,6 +567,61 @@ def test_a_control_is_the_same_training_with_every_norm_kept(home, finished, tmp
     )
     assert main(words_of(home, tmp_path / "other", "--keep-norms", "--final")) == 2
     assert "--final" in capsys.readouterr().err
+
+
+def test_a_levelled_control_has_the_level_loss_of_its_taper_and_keeps_every_norm(home, tmp_path, monkeypatch):
+    levelled = {"level_weight": 0.2, "sites": ("*.ln_1",)}
+    taper_model(request(home, tmp_path / "taper", **levelled))
+    taper_model(request(home, tmp_path / "control", keep_norms=True, **levelled))
+    taper_model(request(home, tmp_path / "plain", keep_norms=True))
+    tapered, control, plain = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("taper", "control", "plain")
+    )
+    start = read_json(tmp_path / "taper/result.json")["job"]["taper"]["start"]
+    for key in ("ce", "aux", "grad_norm"):
+        assert [row[key] for row in control[:start]] == [row[key] for row in tapered[:start]]
+        # The step at k_start is the first with fixed levels. Its gate is 1 still, and the mixing form rounds.
+        assert control[start][key] == pytest.approx(tapered[start][key], rel=1e-4)
+        assert control[-1][key] != tapered[-1][key]
+    assert {row["gate"] for row in control} == {1.0}
+    assert min(row["aux"] for row in control) > 0
+    assert {row["aux"] for row in plain} == {0.0}
+    assert control[-1]["ce"] != plain[-1]["ce"]
+    model = load(tmp_path / "control")
+    assert [type(m) for m in model.modules() if isinstance(m, torch.nn.LayerNorm)] == [torch.nn.LayerNorm] * 5
+    assert model.state_dict().keys() == load(tmp_path / "plain").state_dict().keys()
+    result, other = (read_json(tmp_path / name / "result.json") for name in ("control", "plain"))
+    assert (result["norms"], result["job"]["method"], result["job"]["taper"]) == ({}, "vanilla", None)
+    assert result["values"]["parameters"] == other["values"]["parameters"]
+    assert not (tmp_path / "control/export").exists()
+
+    stock = Trainer.step
+    cut_at(10, request(home, tmp_path / "cut", keep_norms=True, **levelled), monkeypatch)
+    monkeypatch.setattr(Trainer, "step", stock)
+    taper_model(request(home, tmp_path / "cut", keep_norms=True, **levelled))
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "control/model.safetensors").read_bytes()
+
+
+def test_every_setting_of_a_levelled_control_defines_it():
+    asked = [
+        {"keep_norms": keep, "level_weight": level, "final": final, "sites": sites}
+        for keep, level, final, sites in [
+            (True, 0.2, False, None),
+            (True, 0.1, False, None),
+            (True, 0.2, True, None),
+            (True, 0.2, False, ("*.0.*",)),
+            (True, 0.0, False, None),
+            (False, 0.2, False, None),
+        ]
+    ]
+    jobs = [job_of(Request(**ASKED, **one), tiny("llama")) for one in asked]
+    assert len({fingerprint_of(job, {}) for job in jobs}) == len(jobs)
+    assert [job.levels_fixed_at for job in jobs] == [30, 30, 30, 30, None, None]
+    with pytest.raises(ValueError, match="levels_fixed_at=None"):
+        TaperJob(**{**dict(jobs[0]), "levels_fixed_at": None})
+    with pytest.raises(ValueError, match="levels_fixed_at=30"):
+        TaperJob(**{**dict(jobs[5]), "levels_fixed_at": 30})
 
 
 def test_settings_are_those_of_the_paper_until_more_is_asked_for():

@@ -96,7 +96,7 @@ def _draw_windows(axes: Axes, here: pd.DataFrame, *, starts: list[float]) -> Non
 
 def _target_layout(frame: pd.DataFrame, _: pd.DataFrame, job: StageJob) -> Layout:
     arms = [arm.name for arm in job.stage.arms if arm.name in set(frame["arm"])]
-    xlabel = "scale target: RMS of what reaches the final norm, where the scale loss starts"
+    xlabel = "scale target: running mean of the final norm's input RMS before the scale loss starts"
     return Layout([Row(partial(_draw_targets, arms=arms), [{}], 2.8, _GAP, xlabel)], legend_columns=3)
 
 

@@ -27,7 +27,7 @@ _SETTINGS = {
 }
 _WINDOW = ("start_fraction", "end_fraction")  # one says nothing without the other
 _JUMP = "jump: validation loss with all maps linear less that with all norms whole, nats/token, where the taper starts"
-_TARGET = "scale target: s_tgt of the scale loss, the RMS of what reaches the final norm where the loss starts"
+_TARGET = "scale target: s_tgt of the scale loss, the running mean of the final norm's input RMS before the loss starts"
 
 
 def stage_table(rows: pd.DataFrame, job: StageJob) -> Table:
