@@ -83,17 +83,8 @@ def write_crate(contents: Contents, published: Path, drawings: Path, archive: Pa
 
 
 def _finished(contents: Contents, published: Path, drawings: Path) -> dict[str, Files]:
-    """The files of the run by what they are: config, provenance, rows, tables and figures.
-
-    A table that came after the run was published is none of it, and neither are the rows of that table alone.
-    """
-    folders = {"results": published, "figures": drawings}
-    entries = [
-        entry for entry in contents.entries if any((folders[root] / file).is_file() for root, file in entry.files)
-    ]
-    needed = {file for entry in entries for file in entry.needs}
-    parts = [part for part in contents.parts if part.is_in(published) or needed.intersection(part.files)]
-    if absent := [part.name for part in parts if not part.is_in(published)]:
+    """The files of the run by what they are: config, provenance, rows, tables and figures."""
+    if absent := [part.name for part in contents.parts if not part.is_in(published)]:
         raise UserError(
             f"the published run {contents.run} is not finished: it has no rows of {', '.join(absent)}; compute them,"
             f" then `make publish RUN={contents.run}`"
@@ -101,10 +92,11 @@ def _finished(contents: Contents, published: Path, drawings: Path) -> dict[str, 
     files = {
         "config": [("results", CONFIG)],
         "provenance": [("results", PROVENANCE)],
-        "rows": [("results", file) for part in parts for file in _rows(part, published)],
-        "tables": [file for entry in entries if not entry.is_figure for file in entry.files],
-        "figures": [file for entry in entries if entry.is_figure for file in entry.files],
+        "rows": [("results", file) for part in contents.parts for file in _rows(part, published)],
+        "tables": [file for entry in contents.entries if not entry.is_figure for file in entry.files],
+        "figures": [file for entry in contents.entries if entry.is_figure for file in entry.files],
     }
+    folders = {"results": published, "figures": drawings}
     made = {
         kind: {_place(contents, root, file): folders[root] / file for root, file in found}
         for kind, found in files.items()
