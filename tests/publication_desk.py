@@ -12,6 +12,7 @@ from places import ROOT
 from tapernorm.util.hashing import canonical_json, digest
 from tapernorm_lab.cli.main import main
 from tapernorm_lab.config.load import load_config
+from tapernorm_lab.report.frames import int8
 
 STAGE = {
     "name": "S1",
@@ -69,6 +70,13 @@ class Desk:
         assert main(["rows", "training", *results, "--run", "mine", "--out", f"{self.computed}/rows"]) == 0
         rows = ["--results", str(self.computed), "--out", f"{self.computed}/tables"]
         assert main(["rows", "study_S1", "--config", str(self.config), *rows]) == 0
+
+    def score_int8(self) -> None:
+        """Rows of int8 weights, of made-up losses."""
+        losses = {"tokens": 100, "weights_sha256": "0" * 64, **{f"ce_{name}": 3.0 for name in int8.LOSSES}}
+        results = [self.computed / kind for kind in ("pretrain", "fold")]
+        found = [path for folder in results for path in sorted(folder.rglob("result.json"))]
+        int8.write(int8.collect(found, lambda _: losses, run="mine"), self.computed / "rows")
 
     def publish(self, *more: str) -> int:
         return main(["compare", "--publish", "--run", "mine", "--config", str(self.config), *self.where, *more])

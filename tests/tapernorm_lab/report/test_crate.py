@@ -43,6 +43,7 @@ def whole(tmp_path_factory) -> Path:
     made = Desk(tmp_path_factory.mktemp("desk"))
     made.write_config()
     made.compute()
+    made.score_int8()
     assert made.publish() == 0
     for name in CHECKOUT:
         (made.folder / name).symlink_to(ROOT / name)
