@@ -50,7 +50,7 @@ publish: $(READY)  ## publish what a run computed: make publish RUN=demo; CONFIG
 	$(BIN)/tapernorm compare --run "$(RUN)" --publish $(if $(CONFIG),--config "$(CONFIG)")
 
 crate: $(READY)  ## pack a published run, its workflow and provenance as an RO-Crate: make crate RUN=demo
-	@if [ -z "$(RUN)" ]; then echo "make: which run? make crate RUN=demo, or cpu" >&2; exit 1; fi
+	@if [ -z "$(RUN)" ]; then echo "make: which run? make crate RUN=demo" >&2; exit 1; fi
 	$(BIN)/tapernorm compare --run "$(RUN)" --crate "results/$(RUN)/ro-crate.zip"
 
 test: $(READY)  ## lint, type check, then the tests, without those marked slow
