@@ -122,7 +122,8 @@ def test_the_actions_say_what_ran_when_on_what_and_what_came_of_it(crate):
     assert (run.type, run["instrument"].id, run["object"].id) == ("CreateAction", "Snakefile", f"{DEMO}/config.json")
     of_run = {entity.id for entity in run["result"]}
     assert {f"{DEMO}/tables/table1.csv", f"{DEMO}/claims.md", "figures/published/demo/figure2.pdf"} <= of_run
-    assert [part.id for part in parts] == ["#rows-training", "#rows-gpt2", "#rows-decode", "#rows-last_token"]
+    gathered = ("training", "gpt2", "decode", "last_token", "int8")
+    assert [part.id for part in parts] == [f"#rows-{name}" for name in gathered]
     for action, name in [(run, None), (parts[0], "training"), (parts[1], "gpt2")]:
         mine = [span for span in spans if name in (None, span[2]["part"])]
         times = [datetime.fromisoformat(action[name]) for name in ("startTime", "endTime")]
