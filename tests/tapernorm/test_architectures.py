@@ -200,9 +200,14 @@ def test_a_variant_that_its_row_does_not_describe_is_refused(name, overrides, me
 def anatomy(model):
     """Everything about a model but its numbers: classes, members, hooks, names in its state."""
     return [
-        (name, type(module), sorted(module.__dict__), *(list(getattr(module, kind)) for kind in MEMBERS))
+        (name, type(module), sorted(module.__dict__), *(names(getattr(module, kind)) for kind in MEMBERS))
         for name, module in model.named_modules()
     ]
+
+
+def names(members):
+    """The names in their order, which a set has none of."""
+    return sorted(members) if isinstance(members, set) else list(members)
 
 
 MEMBERS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_non_persistent_buffers_set")

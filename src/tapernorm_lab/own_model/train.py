@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from tapernorm.architectures import select_norms
 from tapernorm.checkpoints.pretrained import load_pretrained
 from tapernorm.checkpoints.store import save
 from tapernorm.schedule import GateSchedule
-from tapernorm.taper import Taper, attach
+from tapernorm.taper import Taper, attach, attach_norms
 from tapernorm.util.atomic_files import discard, write_json
 from tapernorm.util.provenance import code_commit
 
@@ -23,7 +24,6 @@ from ..training.run_folder import train_in
 from ..training.trainer import Trainer
 from .export_run import STORY
 from .job import TaperJob
-from .levelled_control import attach_control
 from .options import HELD_OUT
 from .resolve import TaperRun
 from .scale_warnings import LEVEL, sample_scales
@@ -121,3 +121,50 @@ def _salvage(
     settings = {"job": run.job.model_dump(mode="json"), "steps": steps}
     write_json(kept / STORY, {"base": facts, **settings, "provenance": {"commit": commit}})
     return f"The gate was 0 by then: `tapernorm export --model {kept} …` exports the last good model"
+
+
+class LevelledControl(Taper):
+    """A control: a taper that computes its level loss and never moves its gate, which alone sets the two runs apart.
+
+    Its norms compute the standard norm, bitwise. After the last step it leaves a plain model.
+
+    Attributes:
+        start: optimizer step at which the levels are fixed, k_start of the taper that this is a control for.
+        steps: number of optimizer steps.
+    """
+
+    start: int  # set by whoever attaches
+    steps: int
+
+    def set_step(self, step: int) -> None:
+        """Fix the levels from `start` on, and detach after the last step.
+
+        Raises:
+            UserError: nothing was observed before `start`.
+        """
+        if step >= self.start and not self.calibrated:
+            self.calibrate()
+        if step >= self.steps:
+            self.detach()
+
+
+def attach_control(model: nn.Module, job: TaperJob, *, fixed_at: int) -> LevelledControl:
+    """Attach the level loss of `job` at the norms that its taper would replace, and return what drives it.
+
+    Args:
+        fixed_at: optimizer step at which the levels are fixed.
+
+    Raises:
+        UserError: the model cannot be tapered.
+    """
+    control = attach_norms(
+        model,
+        select_norms(model, final=job.final, sites=job.sites),
+        schedule=None,
+        ema_rate=job.train.ema_rate,
+        level_weight=job.level_weight,
+        kind=LevelledControl,
+    )
+    assert isinstance(control, LevelledControl)
+    control.start, control.steps = fixed_at, job.steps
+    return control

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tapernorm.architectures import architecture_of, logits_of, select_norms
 from tapernorm_lab.own_model.job import job_of
-from tapernorm_lab.own_model.levelled_control import attach_control
 from tapernorm_lab.own_model.options import Request
+from tapernorm_lab.own_model.train import attach_control
 
 WEIGHT, STEPS = 0.2, 20
 SITES = {"llama": ("*.0.*",), "gpt2": ("*.ln_2",)}
