@@ -23,7 +23,7 @@ from tapernorm_lab.report.table import ABSENT, Column, Table
 from tapernorm_lab.report.tables import table1_pretraining as tables
 
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
-TABLES = tuple(f"table{n}" for n in ("1", "2", "2v1", "2x", "3", "3x", "4", "5"))
+TABLES = tuple(f"table{n}" for n in ("1", "2", "2v1", "2x", "3", "3x", "4", "5", "_int8"))
 FIGURES = ("figure1a", "figure1b", "figure2", "figure_decode", "figure_finetune")
 PAGES = ("claims", "provenance")
 NEXT_FRAME = "new Promise(done => requestAnimationFrame(() => done(0)))"
