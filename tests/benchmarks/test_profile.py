@@ -25,11 +25,11 @@ def shares(folder: Path, **changes: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("change", "part"), [({"vocab_size": 40_000}, "head and cross-entropy"), ({"d_ff": 30_000}, "linear maps")]
+    ("change", "part"), [({"vocab_size": 400_000}, "head and cross-entropy"), ({"d_ff": 30_000}, "linear maps")]
 )
-def test_the_part_that_is_made_large_takes_more_of_the_step(tmp_path: Path, change: dict[str, int], part: str) -> None:
+def test_the_part_that_is_made_large_takes_most_of_the_step(tmp_path: Path, change: dict[str, int], part: str) -> None:
     grown, usual = shares(tmp_path, **change), shares(tmp_path)
     assert grown.keys() == usual.keys() == set(PARTS)
     assert sum(grown.values()) == pytest.approx(1)
     assert all(share > 0 for share in usual.values())
-    assert grown[part] > usual[part]
+    assert grown[part] > 2 * usual[part]

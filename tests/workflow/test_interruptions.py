@@ -112,7 +112,7 @@ def test_a_stopped_training_fails_its_job_and_the_same_call_goes_on(running):
 def assert_stopped(folder: Path, engine: subprocess.Popen[bytes], run: Path) -> None:
     assert engine.wait(timeout=120) != 0
     wait_until_gone(trainer_pid(run))
-    assert "Run the same command again" in (folder / LOG).read_text()
+    assert "Run the same command again to resume" in (folder / LOG).read_text()
     assert not (run / "result.json").exists()
 
 

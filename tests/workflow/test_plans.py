@@ -198,7 +198,7 @@ def own_text(*files, **changes):
     [
         (
             {"taper__anchor_wieght": 0.1},
-            "taper.anchor_wieght: unknown key; valid keys here are anchor_weight, ema_horizon",
+            "taper.anchor_wieght: unknown key; valid keys here are anchor_weight, ema_horizon, ema_rate",
         ),
         ({"train__lr": ABSENT}, "train.lr: missing"),  # and not the demo's
         ({"data": own_text("no{wildcard}.txt")}, "no{wildcard}.txt has a brace in its name"),

@@ -188,7 +188,7 @@ def test_a_missing_key_lists_the_needed_ones():
     [
         (
             {"widths": first_width(d_model=18)},
-            "d_model 18 is not divisible by n_head 4",
+            "d_model 18 is not divisible by n_head 4: set d_model to a multiple of 4, or n_head to a divisor of 18",
         ),
         ({"widths": first_width(d_model=12)}, "head size 3 (d_model 12 / n_head 4) is odd"),
         ({"model__n_kv_head": 3}, "n_head 4 is not divisible by n_kv_head 3"),
@@ -473,7 +473,7 @@ def test_a_decoder_shape_is_checked_wherever_it_comes_from():
     assert "unknown or missing norm" in of_shape({k: v for k, v in shape.items() if k != "norm"})
     for name, value in [("d_model", 0), ("d_model", 24.0), ("d_model", True), ("context", 1), ("norm_eps", math.nan)]:
         assert name in of_shape({**shape, name: value})
-    assert "rmsnorm or layernorm" in of_shape({**shape, "norm": "batchnorm"})
+    assert "norm must be rmsnorm or layernorm, got 'batchnorm'" in of_shape({**shape, "norm": "batchnorm"})
     assert "tie_head" in of_shape({**shape, "tie_head": 1})
 
 

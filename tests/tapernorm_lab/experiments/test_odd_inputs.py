@@ -228,9 +228,9 @@ def test_the_result_says_what_was_scored(made, result):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"models": ("baseline",)}, "models baseline, all, .* baseline were given"),
-        ({"texts": ()}, "texts code, .* none were given"),
-        ({"this": job(d_model=24)}, "d_model 12 and context 16, .* 24 and 16"),
+        ({"models": ("baseline",)}, "names the models baseline, all, but baseline were given: give the same"),
+        ({"texts": ()}, "names the texts code, but none were given: give the same"),
+        ({"this": job(d_model=24)}, "has d_model 12 and context 16, but the job has 24 and 16"),
         ({"models": ("nowhere", "all")}, r"holds no config\.json: give the folder of a finished run"),
     ],
 )
@@ -295,9 +295,13 @@ def test_scores_make_the_table_of_a_stages_arms_and_only_of_its_arms_and_seeds(m
     assert files_in(tmp_path / "made") == {f"table_S3_S2.{kind}" for kind in ("csv", "md", "tex", "html")}
     for name, changes, complaint in (
         ("figure_S3", {}, "stage S2"),
-        ("table_S3_S2", {"cells": [[12, 3], [12, 4]]}, "(d 12 seed 4)"),
-        ("table_S3_S2", {"cells": [[24, 3]]}, "(d 12 seed 3, d 24 seed 3)"),
-        ("table_S3_S2", {"models": {"baseline": "Baseline"}}, "S3_S2"),
+        (
+            "table_S3_S2",
+            {"cells": [[12, 3], [12, 4]]},
+            "S3_S2 and the config differ in widths and seeds (d 12 seed 4): run",
+        ),
+        ("table_S3_S2", {"cells": [[24, 3]]}, "widths and seeds (d 12 seed 3, d 24 seed 3)"),
+        ("table_S3_S2", {"models": {"baseline": "Baseline"}}, "S3_S2 are of all, which the config lacks"),
     ):
         assert report(name, about(**changes), tmp_path, tmp_path / "other") == 2
         assert complaint in capsys.readouterr().err
@@ -311,7 +315,7 @@ def test_a_config_names_the_arms_and_the_seeds_that_a_stages_scores_must_be_of(m
         ([*scored, "--seed", "1"], "names the models baseline, internal_25_100, internal_50_75, diverging"),
         (scored, "--config needs --seed"),
         ([*scored, "--width", "24", "--seed", "1"], "takes no --width"),
-        ([*rows, *config], "table S3_S1"),
+        ([*rows, *config], "table S3_S1 and the config differ in widths and seeds"),
         ([*rows, *about()], "study_S3_S2"),
     ):
         assert main(words) == 2

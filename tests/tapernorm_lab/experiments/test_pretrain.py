@@ -415,7 +415,9 @@ def test_a_diverging_run_stops_by_name_and_is_not_repeated(tokens: Path, tmp_pat
 
     trained.clear()
     assert main(command(wild, tokens, run)) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == said
+    warning, last = capsys.readouterr().err.splitlines()
+    assert "1/m = 10 steps" in warning
+    assert last == said
     assert trained == []
 
     assert main(command(make_job(), tokens, run)) == 0  # another config is not concerned
@@ -484,7 +486,8 @@ def test_a_file_that_cannot_grow_ends_the_run_with_one_line_and_a_retry_goes_on(
     with file_size_limit(size):
         code = main(command(job, tokens, tmp_path, checkpointing(STEPS)))
     assert code == 2
-    *_, said = capsys.readouterr().err.splitlines()
+    warning, said = capsys.readouterr().err.splitlines()
+    assert "1/m = 10 steps" in warning
     assert said.startswith("tapernorm: cannot write ")
     assert file in said
     assert "ulimit -f" in said

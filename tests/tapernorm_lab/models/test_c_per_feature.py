@@ -118,7 +118,7 @@ def test_without_statistics_it_says_so():
     model, taper = featurewise(calibrate=False)
     with pytest.raises(UserError, match=r"cannot calibrate after 0 updates of its statistics \(12 of 12 features"):
         taper.calibrate()
-    with pytest.raises(UserError, match=r"0\.0 needs calibrated norms"):
+    with pytest.raises(UserError, match=r"a gate of 0\.0 needs calibrated norms"):
         taper.set_gate(0.0)
     taper._gate.set(0.0)
     with pytest.raises(UserError, match="is not calibrated"):

@@ -82,7 +82,7 @@ def test_t_quantile_in_closed_form_and_in_its_limit():
     assert stats.t_quantile(1) == pytest.approx(math.tan(math.pi * 0.475), rel=1e-13)
     assert stats.t_quantile(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-13)
     assert stats.t_quantile(200_001) == pytest.approx(NormalDist().inv_cdf(0.975), abs=2e-5)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="df must be at least 1, got 0"):
         stats.t_quantile(0)
 
 

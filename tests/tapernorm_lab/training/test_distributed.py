@@ -214,7 +214,7 @@ def test_a_killed_rank_ends_the_others_at_once_and_the_run_resumes_bitwise(tmp_p
     told, code = together(tmp_path / "two", until_killed, 9, kind, tmp_path / "run", **options)
     assert time.monotonic() - began < 20
     assert code == -9
-    assert "rank 0 of 2 lost" in told
+    assert "rank 0 of 2 lost the connection to another rank" in told
     assert "run the same command again" in told
     resumed, other = together(tmp_path / "three", train, kind, tmp_path / "run", **options)
     assert resumed[1][0]["step"] == 8
